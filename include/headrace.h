@@ -1,0 +1,550 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file headrace.h
+ * @brief headrace: safetensors weights from where they rest to where they are used.
+ *
+ * headrace opens a checkpoint (a file, a directory of shards, an index), checks every header before the
+ * first byte of data moves, and then delivers tensors into host or GPU memory at the speed of the slower
+ * of storage and link, through one small pool of staging memory that never grows.
+ *
+ * A whole program, less its error checks:
+ *
+ *     hr_model *model;   hr_device *device;   hr_loader *loader;   hr_buffer *buffer;   uint64_t t;
+ *     hr_model_open("Llama-3.1-8B", NULL, &model);
+ *     hr_device_open("cuda:0", &device);
+ *     hr_loader_open(device, NULL, &loader);
+ *     hr_model_find(model, "lm_head.weight", HR_STRLEN, &t);
+ *     hr_get(loader, model, t, &buffer);              // hr_buffer_data(buffer) is device memory
+ *     hr_buffer_release(buffer);
+ *     hr_loader_close(loader, HR_FOREVER);
+ *     hr_device_close(device);   hr_model_close(model);
+ *
+ * Read in the order of this file: errors, model, device, loader, job, buffer, feed, and what tells you
+ * what happened (statistics, plan, probe).
+ *
+ * Caveats, before anything else:
+ *  - A **job** writes into memory that you own until it has *settled*. A wait that expires
+ *    (HR_E_PENDING) ends the wait, not the ownership: free the memory only after hr_job_wait() gave
+ *    another answer or hr_job_close() gave 0.
+ *  - After fork(), a child may go on reading models. Loaders, devices, jobs, feeds and buffers belong to
+ *    the parent: every call with one of them answers HR_E_FORKED in the child, and frees nothing.
+ *  - Handles are not closed behind your back: nothing runs when the library is loaded, nothing at exit.
+ *  - A file that is changed while it is read makes the call fail with HR_E_CHANGED. Replace checkpoints
+ *    by writing a new directory, not by writing into an old one.
+ *
+ * Conventions: every function that can fail returns 0 or a negative HR_E_* code, and hr_error_last() has
+ * the whole story. Constructors fill an out-parameter, which is NULL after a failure. Every close, free
+ * and release takes NULL. Options are structs whose first field is their size: set them up with the
+ * matching *_INIT macro and leave at zero what you do not care for; NULL means all defaults. Byte counts
+ * are called x_bytes, times x_ms or x_ns.
+ */
+#ifndef HEADRACE_H
+#define HEADRACE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define HR_API __attribute__((visibility("default")))
+#else
+#define HR_API
+#endif
+
+#define HR_VERSION_MAJOR 0
+#define HR_VERSION_MINOR 1
+#define HR_VERSION_PATCH 0
+
+/** Version of the library that is linked, e.g. "0.1.0" (the macros give that of the header). */
+HR_API const char *hr_version(void);
+
+/** As a name length: "use strlen()". */
+#define HR_STRLEN SIZE_MAX
+/** As a byte position: "none". */
+#define HR_NO_OFFSET UINT64_MAX
+/** As a time-out in milliseconds: "however long it takes". 0 asks once and does not wait. */
+#define HR_FOREVER UINT32_MAX
+
+/* ------------------------------------------------------------------------------------------------ errors */
+
+/**
+ * All error codes: X(name, number, what it means). Numbers are stable, the same on every system, and
+ * never used again for something else. The system's or driver's own code is hr_error.system.
+ */
+#define HR_ERROR_CODES(X)                                                                                    \
+	X(HR_E_NOMEM, -1, "out of host memory")                                                              \
+	X(HR_E_OPTS, -2, "an argument or option is not valid")                                               \
+	X(HR_E_IO, -3, "a system call failed")                                                               \
+	X(HR_E_NOTFOUND, -4, "no such file, model, tensor or device")                                        \
+	X(HR_E_CHANGED, -5, "the file was changed while it was in use")                                      \
+	X(HR_E_PENDING, -6, "not finished yet; the wait expired")                                            \
+	X(HR_E_TIMEDOUT, -7, "storage did not answer within the job's I/O deadline")                         \
+	X(HR_E_CANCELLED, -8, "cancelled by the caller")                                                     \
+	X(HR_E_BUSY, -9, "work is in flight; nothing was closed")                                            \
+	X(HR_E_FORKED, -10, "the handle belongs to the parent process")                                      \
+	X(HR_E_END, -11, "the feed has handed out its last tensor")                                          \
+	X(HR_E_UNSUPPORTED, -12, "not possible on this system")                                              \
+	X(HR_E_DEVICE, -13, "the device's driver reported a failure")                                        \
+	X(HR_E_DEVICE_MEMORY, -14, "out of device memory")                                                   \
+	X(HR_E_SHORT, -15, "the storage returned fewer bytes than the file has")                             \
+	X(HR_E_LOST, -16, "no staging memory is left: reads never came back")                                \
+	X(HR_E_SPACE, -17, "the destination is too small")                                                   \
+	X(HR_E_DIGEST, -18, "the bytes do not have the expected digest")                                     \
+	X(HR_E_SMALL, -32, "the file is too small to be safetensors")                                        \
+	X(HR_E_HEADER_LARGE, -33, "the header length is above the limit of 100,000,000 bytes")               \
+	X(HR_E_HEADER_LENGTH, -34, "the header does not fit into the file")                                  \
+	X(HR_E_UTF8, -35, "the header or index is not UTF-8")                                                \
+	X(HR_E_JSON, -36, "the header or index is not JSON")                                                 \
+	X(HR_E_TYPE, -37, "a value has the wrong JSON type")                                                 \
+	X(HR_E_FIELD, -38, "a field is missing")                                                             \
+	X(HR_E_DUPLICATE, -39, "a name occurs twice")                                                        \
+	X(HR_E_DTYPE, -40, "the dtype is not known")                                                         \
+	X(HR_E_OVERFLOW, -41, "a size does not fit into 64 bits")                                            \
+	X(HR_E_OFFSET, -42, "the tensors' ranges do not follow one another")                                 \
+	X(HR_E_SIZE, -43, "a range does not have the size of dtype and shape")                               \
+	X(HR_E_SUBBYTE, -44, "a tensor of a sub-byte dtype does not fill whole bytes")                       \
+	X(HR_E_COVER, -45, "the tensors do not cover the file exactly")                                      \
+	X(HR_E_LIMIT, -46, "a limit that keeps hostile files harmless is exceeded")                          \
+	X(HR_E_PATH, -47, "a shard name is not a plain file name")                                           \
+	X(HR_E_INDEX, -48, "the index does not agree with its shards")                                       \
+	X(HR_E_AMBIGUOUS, -49, "more than one model could be meant")
+
+/** Error codes; HR_OK is success. */
+enum hr_error_code {
+	HR_OK = 0,
+#define HR__ENUM(name, number, text) name = (number),
+	HR_ERROR_CODES(HR__ENUM)
+#undef HR__ENUM
+};
+
+/** What went wrong, as far as it is known. Strings are never NULL; an empty one means "does not apply". */
+struct hr_error {
+	int32_t code;        /**< HR_E_* */
+	int32_t system;      /**< errno, or the driver's code with HR_E_DEVICE*; 0 if there is none */
+	uint64_t offset;     /**< byte position in `path`, or HR_NO_OFFSET */
+	const char *stage;   /**< "open", "header", "index", "plan", "read", "copy", "device" ... */
+	const char *path;    /**< file */
+	const char *tensor;  /**< tensor name, with control bytes escaped */
+	const char *message; /**< one sentence with the values and what to do; no trailing newline */
+};
+
+/**
+ * The calling thread's last error. It holds until the same thread's next failing call. Never NULL; its
+ * code is HR_OK if nothing has failed yet. Threads: each has its own.
+ */
+HR_API const struct hr_error *hr_error_last(void);
+
+/** What a code means, in general ("out of host memory"). Never NULL. */
+HR_API const char *hr_strerror(int code);
+/** A code's name ("HR_E_NOMEM"). Never NULL. */
+HR_API const char *hr_error_name(int code);
+
+/* ------------------------------------------------------------------------------------------------- model */
+
+/** A named set of tensors opened for reading; immutable, counted, shared freely between threads. */
+typedef struct hr_model hr_model;
+
+/** All dtypes of safetensors 0.8: X(name, number, bits of one element). */
+#define HR_DTYPES(X)                                                                                         \
+	X(BOOL, 1, 8) X(U8, 2, 8) X(I8, 3, 8) X(U16, 4, 16) X(I16, 5, 16) X(U32, 6, 32) X(I32, 7, 32)        \
+	X(U64, 8, 64) X(I64, 9, 64) X(F16, 10, 16) X(BF16, 11, 16) X(F32, 12, 32) X(F64, 13, 64)             \
+	X(C64, 14, 64) X(F8_E5M2, 15, 8) X(F8_E4M3, 16, 8) X(F8_E8M0, 17, 8) X(F8_E4M3FNUZ, 18, 8)           \
+	X(F8_E5M2FNUZ, 19, 8) X(F6_E2M3, 20, 6) X(F6_E3M2, 21, 6) X(F4, 22, 4)
+
+/** Element types (HR_DTYPE_F32 ...). Numbers are stable. */
+enum hr_dtype {
+#define HR__ENUM(name, number, bits) HR_DTYPE_##name = (number),
+	HR_DTYPES(HR__ENUM)
+#undef HR__ENUM
+};
+
+/** A dtype's name as the format spells it ("BF16"), or "?" for a number that is none. */
+HR_API const char *hr_dtype_name(uint32_t dtype);
+/** Bits of one element, or 0. */
+HR_API uint32_t hr_dtype_bits(uint32_t dtype);
+
+/** hr_model_opts.flags: refuse symbolic links (shards in a Hugging Face cache are such links). */
+#define HR_MODEL_NO_SYMLINKS 1u
+
+/** How to open a model. */
+struct hr_model_opts {
+	size_t size;    /**< HR_MODEL_OPTS_INIT sets it */
+	uint32_t flags; /**< HR_MODEL_* */
+};
+#define HR_MODEL_OPTS_INIT {sizeof(struct hr_model_opts)}
+
+/**
+ * Opens a model by name: a directory, an index ("….safetensors.index.json"), or one file.
+ *
+ * A directory must make clear what it holds: one index, or one *.safetensors file. Otherwise the answer
+ * is HR_E_AMBIGUOUS with the candidates. An index decides between copies of a tensor in several shards;
+ * it does not filter: a tensor of a listed shard that it does not name belongs to the model, flagged
+ * HR_TENSOR_UNLISTED and warned of.
+ *
+ * All headers are read and checked here, and nothing else: no byte of tensor data. Cost and memory are
+ * linear in header bytes. Ownership: *out is the caller's; close it. Blocks: on header reads.
+ * Errors: HR_E_NOTFOUND, HR_E_IO, HR_E_SMALL … HR_E_AMBIGUOUS, HR_E_NOMEM, HR_E_OPTS.
+ */
+HR_API int hr_model_open(const char *name, const struct hr_model_opts *opts, hr_model **out);
+
+/** As hr_model_open(), for a list of files that form one model. No name may occur in two of them. */
+HR_API int hr_model_open_files(const char *const *paths, size_t n_paths, const struct hr_model_opts *opts,
+			       hr_model **out);
+
+/** One more owner of the same model. Returns its argument. Threads: any. */
+HR_API hr_model *hr_model_acquire(hr_model *model);
+/** Drops the caller's reference. Jobs, feeds and caches hold their own. */
+HR_API void hr_model_close(hr_model *model);
+
+/** hr_tensor.flags: the index names this tensor's shard, but not this tensor. */
+#define HR_TENSOR_UNLISTED 1u
+
+/** A tensor, as its shard's header describes it. Pointers live as long as the model. */
+struct hr_tensor {
+	size_t size;          /**< HR_TENSOR_INIT sets it */
+	const char *name;     /**< UTF-8, not NUL-terminated as such: a name may hold any byte, NUL included */
+	size_t name_len;      /**< bytes */
+	const uint64_t *dims; /**< `rank` of them; element order is row-major */
+	uint64_t index;       /**< the tensor's number in this model */
+	uint64_t bytes;       /**< payload */
+	uint64_t offset;      /**< of the first byte, absolute in the shard */
+	uint32_t shard;       /**< number of its shard */
+	uint32_t dtype;       /**< HR_DTYPE_* */
+	uint32_t rank;        /**< 0 for a scalar */
+	uint32_t flags;       /**< HR_TENSOR_* */
+};
+#define HR_TENSOR_INIT {sizeof(struct hr_tensor)}
+
+/** How many tensors. They are numbered in file order: by shard, then by offset. */
+HR_API uint64_t hr_model_n_tensors(const hr_model *model);
+/** Describes one tensor. Errors: HR_E_OPTS for a number out of range. */
+HR_API int hr_model_tensor(const hr_model *model, uint64_t index, struct hr_tensor *out);
+/** Finds a tensor by name. Errors: HR_E_NOTFOUND. Threads: any. */
+HR_API int hr_model_find(const hr_model *model, const char *name, size_t name_len, uint64_t *index);
+
+/** A shard. Pointers live as long as the model. */
+struct hr_shard {
+	size_t size;          /**< HR_SHARD_INIT sets it */
+	const char *path;     /**< as opened */
+	uint64_t bytes;       /**< whole file */
+	uint64_t data_offset; /**< where the header ends and data begins */
+	uint64_t n_tensors;   /**< that its header lists, those that another shard overrides included */
+	uint64_t n_metadata;  /**< pairs in its __metadata__ */
+};
+#define HR_SHARD_INIT {sizeof(struct hr_shard)}
+
+/** How many shards. */
+HR_API uint32_t hr_model_n_shards(const hr_model *model);
+/** Describes one shard. Errors: HR_E_OPTS. */
+HR_API int hr_model_shard(const hr_model *model, uint32_t shard, struct hr_shard *out);
+/** One pair of a shard's __metadata__, in header order. Lengths are exact, NUL bytes included. */
+HR_API int hr_model_metadata(const hr_model *model, uint32_t shard, uint64_t pair, const char **key,
+			     size_t *key_len, const char **value, size_t *value_len);
+/** Warnings that opening gave ("3 tensors are not in the index"). NULL past the last one. */
+HR_API const char *hr_model_warning(const hr_model *model, size_t i);
+
+/**
+ * Reads raw bytes of a shard, header included, through the model's own descriptor. For tools; the fast
+ * way is a loader. Works in a forked child. Blocks. Errors: HR_E_OPTS for a range outside the shard,
+ * HR_E_IO, HR_E_SHORT, HR_E_CHANGED.
+ */
+HR_API int hr_model_read_shard(const hr_model *model, uint32_t shard, uint64_t offset, void *dst, size_t bytes);
+
+/** A SHA-256 digest. */
+struct hr_digest {
+	uint8_t sha256[32];
+};
+/**
+ * SHA-256 of a whole shard and, if `tensors` is not NULL, of each of its tensors (tensors[i] belongs to
+ * the i-th tensor of that shard in the model's numbering), in one pass with 8 MiB of memory.
+ * Blocks. Threads: any, several shards at once. Errors: as hr_model_read_shard().
+ */
+HR_API int hr_model_digest(const hr_model *model, uint32_t shard, struct hr_digest *whole,
+			   struct hr_digest *tensors, size_t n_tensors);
+
+/* ------------------------------------------------------------------------------------------------ device */
+
+/** Memory that tensors are delivered into. Counted: buffers and loaders hold it. */
+typedef struct hr_device hr_device;
+
+/**
+ * Opens a device: "cpu", "cuda" (the first GPU), "cuda:1". The CUDA driver is looked for here, at run
+ * time, and its primary context is retained (created, if the process has none yet: that takes a while).
+ * The caller's current context stays as it was. Errors: HR_E_OPTS for a name that is none,
+ * HR_E_NOTFOUND, HR_E_UNSUPPORTED (no driver), HR_E_DEVICE, HR_E_NOMEM.
+ */
+HR_API int hr_device_open(const char *spec, hr_device **out);
+/** Drops the caller's reference. */
+HR_API int hr_device_close(hr_device *device);
+
+/** What a device is. */
+struct hr_device_info {
+	size_t size;          /**< HR_DEVICE_INFO_INIT sets it */
+	char spec[16];        /**< "cuda:0" */
+	char name[112];       /**< "NVIDIA H200" */
+	uint64_t total_bytes; /**< of its memory; 0 = not known */
+	uint64_t free_bytes;  /**< at this moment; 0 = not known */
+	uint32_t driver;      /**< 13000 for CUDA 13.0; 0 for cpu */
+	uint32_t flags;       /**< HR_DEVICE_* */
+};
+#define HR_DEVICE_INFO_INIT {sizeof(struct hr_device_info)}
+/** hr_device_info.flags: many small copies go to the driver in one call (CUDA 12.8 and later). */
+#define HR_DEVICE_BATCH_COPY 1u
+/** Asks what a device is. Errors: HR_E_FORKED, HR_E_DEVICE. */
+HR_API int hr_device_info(hr_device *device, struct hr_device_info *out);
+
+/* ------------------------------------------------------------------------------------------------ loader */
+
+/** One device, one pool of staging memory, the engines and their threads: the thing that moves bytes. */
+typedef struct hr_loader hr_loader;
+
+/** hr_loader_opts.caching: decide for each range, see below. */
+#define HR_CACHING_AUTO 0u
+/** Cold bytes go through the page cache, so that the next reader finds them there. */
+#define HR_CACHING_FILL 1u
+/** Cold bytes go around the page cache (O_DIRECT). */
+#define HR_CACHING_BYPASS 2u
+
+/** Smallest pool and slot that are accepted; see hr_loader_opts. */
+#define HR_MIN_STAGING_BYTES (UINT64_C(128) << 10)
+#define HR_MIN_SLOT_BYTES (UINT64_C(64) << 10)
+
+/** How to set up a loader. */
+struct hr_loader_opts {
+	size_t size; /**< HR_LOADER_OPTS_INIT sets it */
+	/** Every byte of staging memory there will ever be. Default 64 MiB; from HR_MIN_STAGING_BYTES,
+	 * below 16 MiB at a price in speed. */
+	uint64_t staging_bytes;
+	/** One read at most. Default 2 MiB, less in a pool of few; a multiple of 64 KiB from
+	 * HR_MIN_SLOT_BYTES, and at least two must fit into the pool. */
+	uint64_t slot_bytes;
+	/** NULL or "auto": bytes that are in the page cache by "pread", cold ones by "uring" or, where that
+	 * is not allowed, "pread". An engine asked for by name never falls back: it works or fails. */
+	const char *engine;
+	uint32_t caching; /**< HR_CACHING_* */
+	/** Threads for blocking reads. Default: as many as the process may use CPUs for (affinity, cgroup
+	 * quota), at most 8. */
+	uint32_t readers;
+	/** Where device memory of buffers comes from. NULL: headrace's own pool. Otherwise `alloc` gives
+	 * memory of `bytes` at `align`, or NULL, and `release` takes it back. Called only on a thread that is
+	 * inside one of headrace's calls, and never while a lock of headrace is held. `stream` is the stream
+	 * on which the memory is first used (NULL: none of the caller's). Both or neither. */
+	void *(*alloc)(void *ctx, uint64_t bytes, uint64_t align, void *stream);
+	void (*release)(void *ctx, void *memory, uint64_t bytes, void *stream); /**< see `alloc` */
+	void *alloc_ctx;                                                        /**< first argument of both */
+};
+#define HR_LOADER_OPTS_INIT {sizeof(struct hr_loader_opts)}
+
+/**
+ * Starts a loader: allocates the pool, registers it with the device (once, portably), starts the threads.
+ * The threads block all signals. Ownership: *out is the caller's. Threads: a loader may be used from any
+ * number of threads, for any number of models, jobs and feeds. Errors: HR_E_OPTS (sizes, unknown engine),
+ * HR_E_UNSUPPORTED (an engine asked for by name cannot be used here, with the reason), HR_E_NOMEM,
+ * HR_E_DEVICE, HR_E_FORKED.
+ */
+HR_API int hr_loader_open(hr_device *device, const struct hr_loader_opts *opts, hr_loader **out);
+
+/**
+ * Cancels what is in flight, waits up to `timeout_ms` for it to settle, then ends the threads and gives
+ * the pool back. HR_E_BUSY if something has not settled by then: nothing was closed, call again.
+ * Buffers may outlive their loader. Job and feed handles must still be closed, in any order.
+ */
+HR_API int hr_loader_close(hr_loader *loader, uint32_t timeout_ms);
+
+/* --------------------------------------------------------------------------------------------------- job */
+
+/** One request to a loader; it completes, fails, or is cancelled as a whole. */
+typedef struct hr_job hr_job;
+
+/** A byte range of one tensor, and where it goes. Slices and tensor parallelism build on this. */
+struct hr_read {
+	uint64_t tensor;    /**< number in the model */
+	uint64_t offset;    /**< first byte, counted from the tensor's first */
+	uint64_t length;    /**< bytes; UINT64_MAX = to the tensor's end */
+	void *dst;          /**< memory of the loader's device; any alignment */
+	uint64_t dst_bytes; /**< room there: at least `length` */
+};
+
+/** How to run a job. */
+struct hr_job_opts {
+	size_t size; /**< HR_JOB_OPTS_INIT sets it */
+	/** If a single read takes longer than this, the job fails with HR_E_TIMEDOUT and settles; the staging
+	 * memory of that read is kept and counted as lost until the read comes back. 0: no deadline. */
+	uint32_t io_timeout_ms;
+	uint32_t flags;      /**< none yet */
+	void *wait_stream;   /**< CUDA stream: our writes start after the work that is queued there now */
+	void *signal_stream; /**< CUDA stream: what is queued there after a good hr_job_wait() sees our writes */
+};
+#define HR_JOB_OPTS_INIT {sizeof(struct hr_job_opts)}
+
+/**
+ * Starts a job: all ranges and sizes are checked first, and either all of it starts or none. Reads are
+ * done in file order, whatever the order given; `reads` may be freed after the call. The destinations
+ * belong to the job until it has settled. Does not block on storage. Errors: HR_E_OPTS (tensor number, a
+ * range outside its tensor, a stream on cpu), HR_E_SPACE (destination), HR_E_NOMEM, HR_E_FORKED.
+ */
+HR_API int hr_job_start(hr_loader *loader, hr_model *model, const struct hr_read *reads, size_t n_reads,
+			const struct hr_job_opts *opts, hr_job **out);
+
+/**
+ * Waits until the job has settled, that is: until nothing can touch its destinations any more. 0 if every
+ * byte has arrived; HR_E_PENDING if `timeout_ms` is over first (the job goes on); otherwise the job's own
+ * error, which also becomes the caller's last error: then no byte at its destinations may be trusted.
+ */
+HR_API int hr_job_wait(hr_job *job, uint32_t timeout_ms);
+/** Asks the job to end early. Does not wait. A job that had finished stays finished. */
+HR_API int hr_job_cancel(hr_job *job);
+/** Cancels, waits as hr_job_wait(), frees the handle. HR_E_BUSY: not settled yet, the handle is still good. */
+HR_API int hr_job_close(hr_job *job, uint32_t timeout_ms);
+/** An eventfd(2) that becomes readable when the job has settled. It belongs to the job: do not close it. */
+HR_API int hr_job_fd(hr_job *job, int *fd);
+
+/** Reads one whole tensor into the caller's memory: a job and a wait. Blocks. Errors: of both. */
+HR_API int hr_read_into(hr_loader *loader, hr_model *model, uint64_t tensor, void *dst, uint64_t dst_bytes);
+
+/* ------------------------------------------------------------------------------------------------ buffer */
+
+/** Counted memory on a device that holds the bytes of one or more tensors. Nothing else writes it. */
+typedef struct hr_buffer hr_buffer;
+
+/** Reads one tensor into a new buffer. Blocks. Errors: as a job, and HR_E_DEVICE_MEMORY, HR_E_NOMEM. */
+HR_API int hr_get(hr_loader *loader, hr_model *model, uint64_t tensor, hr_buffer **out);
+
+/** New memory on the loader's device, aligned to at least 256 bytes, contents undefined; for jobs. */
+HR_API int hr_buffer_new(hr_loader *loader, uint64_t bytes, hr_buffer **out);
+
+/** The memory: a host pointer on cpu, a device pointer on cuda. NULL if it has no bytes. */
+HR_API void *hr_buffer_data(const hr_buffer *buffer);
+/** Its size. */
+HR_API uint64_t hr_buffer_bytes(const hr_buffer *buffer);
+/** One more owner. Returns its argument. Threads: any. */
+HR_API hr_buffer *hr_buffer_acquire(hr_buffer *buffer);
+/**
+ * Drops an owner. The last one must have no work queued that still uses the memory. Never blocks, and
+ * while the loader lives never calls the driver: the loader takes the memory back in its own time.
+ */
+HR_API void hr_buffer_release(hr_buffer *buffer);
+/** Drops an owner; the memory is used again only after what is queued on `stream` now. cuda only. */
+HR_API int hr_buffer_release_on(hr_buffer *buffer, void *stream);
+/** Copies bytes of a buffer to host memory, for checks and tools. Blocks. */
+HR_API int hr_buffer_read(hr_buffer *buffer, uint64_t offset, void *dst, uint64_t bytes);
+
+/* -------------------------------------------------------------------------------------------------- feed */
+
+/** Tensors delivered one after the other, with bounded look-ahead. */
+typedef struct hr_feed hr_feed;
+
+/** What to deliver, and how. */
+struct hr_feed_opts {
+	size_t size;             /**< HR_FEED_OPTS_INIT sets it */
+	const uint64_t *tensors; /**< which; NULL: all. Copied. */
+	size_t n_tensors;        /**< of them */
+	uint32_t flags;          /**< HR_FEED_* */
+	uint32_t io_timeout_ms;  /**< as in a job */
+	void *wait_stream;       /**< as in a job */
+	void *signal_stream;     /**< as in a job, at every hr_feed_next() */
+};
+#define HR_FEED_OPTS_INIT {sizeof(struct hr_feed_opts)}
+/** hr_feed_opts.flags: deliver in the order of `tensors`. Otherwise in file order, which is faster. */
+#define HR_FEED_GIVEN_ORDER 1u
+
+/**
+ * Opens a feed. Look-ahead fills staging slots only: memory of a tensor is taken when it is handed out
+ * (small ones that follow one another share an allocation of at most 8 MiB), so the peak is what the
+ * consumer keeps. Errors: HR_E_OPTS, HR_E_NOMEM, HR_E_FORKED.
+ */
+HR_API int hr_feed_open(hr_loader *loader, hr_model *model, const struct hr_feed_opts *opts, hr_feed **out);
+/**
+ * The next tensor, complete, in a buffer that is the caller's. HR_E_END after the last. Any other error
+ * is final for the feed and names what was handed out before, where that matters. Blocks.
+ * Threads: one at a time per feed.
+ */
+HR_API int hr_feed_next(hr_feed *feed, struct hr_tensor *tensor, hr_buffer **buffer);
+/** Ends a feed early or after its last tensor. HR_E_BUSY as with jobs. Buffers handed out stay good. */
+HR_API int hr_feed_close(hr_feed *feed, uint32_t timeout_ms);
+
+/* --------------------------------------------------------------------------------- what happened, and why */
+
+/** Engines, as numbers in hr_stats. */
+enum hr_engine {
+	HR_ENGINE_PREAD = 0,
+	HR_ENGINE_URING = 1,
+	HR_ENGINE_MAPPED = 2,
+	HR_ENGINE_CUFILE = 3,
+	HR_ENGINE_UGDS = 4,
+};
+#define HR_N_ENGINES 8
+/** An engine's name by its number, or NULL. */
+HR_API const char *hr_engine_name(uint32_t engine);
+
+/** What a job, a feed or a loader did. Times are wall clock unless they say cpu. */
+struct hr_stats {
+	size_t size;             /**< HR_STATS_INIT sets it */
+	uint64_t total_bytes;    /**< payload asked for */
+	uint64_t done_bytes;     /**< payload that has arrived */
+	uint64_t total_tensors;  /**< reads asked for */
+	uint64_t read_bytes;     /**< read from storage or page cache: payload, gaps and alignment */
+	uint64_t n_chunks;       /**< reads issued */
+	uint64_t n_copies;       /**< copies to the device */
+	uint64_t n_batches;      /**< driver calls that carried them */
+	uint64_t cached_bytes[HR_N_ENGINES]; /**< of read_bytes, by engine: through the page cache */
+	uint64_t direct_bytes[HR_N_ENGINES]; /**< of read_bytes, by engine: around it */
+	uint64_t elapsed_ns;     /**< from start to settled, or to now */
+	uint64_t first_ns;       /**< from start to the first payload at its destination; 0 = not yet */
+	uint64_t storage_wait_ns; /**< summed over threads: waiting for storage */
+	uint64_t copy_wait_ns;   /**< summed over threads: waiting for staging memory, that is, for copies */
+	uint64_t read_cpu_ns;    /**< summed over readers: CPU time in reads */
+	uint64_t staging_bytes;  /**< the pool */
+	uint64_t peak_staging_bytes; /**< of it, in use at once */
+	uint64_t lost_bytes;     /**< of it, under reads that never came back */
+	uint64_t peak_buffer_bytes; /**< loader only: device memory of buffers at its peak */
+	uint32_t n_readers;      /**< threads for blocking reads */
+	uint32_t n_slots;        /**< in the pool */
+	char note[240];          /**< why a better way was not used; empty if there is nothing to say */
+};
+#define HR_STATS_INIT {sizeof(struct hr_stats)}
+/** Statistics of a job, running or settled. */
+HR_API int hr_job_stats(hr_job *job, struct hr_stats *out);
+/** Statistics of a feed. */
+HR_API int hr_feed_stats(hr_feed *feed, struct hr_stats *out);
+/** Statistics of all that a loader ever did. */
+HR_API int hr_loader_stats(hr_loader *loader, struct hr_stats *out);
+
+/** What a job would do. */
+struct hr_plan_info {
+	size_t size;             /**< HR_PLAN_INFO_INIT sets it */
+	uint64_t payload_bytes;  /**< asked for */
+	uint64_t read_bytes;     /**< that would be read */
+	uint64_t n_chunks;       /**< reads */
+	uint64_t n_pieces;       /**< copies, before neighbours are merged */
+	uint64_t resident_bytes; /**< of read_bytes: in the page cache now */
+	uint64_t cached_bytes[HR_N_ENGINES]; /**< by engine, as in hr_stats */
+	uint64_t direct_bytes[HR_N_ENGINES]; /**< by engine, as in hr_stats */
+	uint64_t staging_bytes;  /**< the pool */
+	char note[240];          /**< as in hr_stats */
+};
+#define HR_PLAN_INFO_INIT {sizeof(struct hr_plan_info)}
+/** What hr_job_start() would do with these reads (their `dst` is not looked at). Reads no data. */
+HR_API int hr_plan(hr_loader *loader, hr_model *model, const struct hr_read *reads, size_t n_reads,
+		   struct hr_plan_info *out);
+
+/** One line of what `headrace engines` prints. */
+struct hr_probe_row {
+	char kind[8];      /**< "engine" or "device" */
+	char name[16];     /**< "uring", "cuda:0" */
+	uint32_t usable;   /**< 1 or 0 */
+	char reason[240];  /**< why not; or, if usable, what it is or how */
+};
+/**
+ * Tells which engines and devices can be used here, and why not; with a model, for its files.
+ * Fills up to `n_rows` rows and sets *n_found to how many there are. Reads no tensor data.
+ */
+HR_API int hr_probe(hr_model *model, struct hr_probe_row *rows, size_t n_rows, size_t *n_found);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* HEADRACE_H */

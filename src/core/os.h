@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The seam to the operating system: every system call of the library but io_uring's (engine/uring.c) and dlopen's (core/dl.c)
+ * is made in os.c, so that another system's implementation could stand beside it and so that each call can be made to fail in
+ * tests (core/fault.h).
+ *
+ * Convention: functions return 0 or a positive errno value and never touch the thread's last error; they may be called on any
+ * thread. EINTR is handled here.
+ */
+#ifndef HR_CORE_OS_H
+#define HR_CORE_OS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+/* ---- files ---- */
+
+/* What makes a file the same file with the same contents. */
+struct hr__identity {
+	uint64_t device, inode, bytes;
+	int64_t mtime_ns, ctime_ns;
+};
+
+struct hr__os_stat {
+	struct hr__identity identity;
+	uint64_t bytes; /* of a block device too */
+	bool is_regular, is_directory, is_block;
+	bool may_write_or_owns; /* mincore(2) tells the truth only then */
+};
+
+/* An open file as engines see it: one description for buffered reads, one for direct reads, opened through the first. */
+struct hr__file {
+	int fd;                /* buffered; -1 = none (block devices are direct only) */
+	int direct_fd;         /* O_DIRECT; -1 = refused, see direct_errno */
+	int direct_errno;      /* why there is no direct_fd; 0 = there is one, or nobody tried */
+	uint32_t memory_align; /* of the buffer of a direct read */
+	uint32_t offset_align; /* of offset and length of a direct read; a power of two, at least 512 */
+	uint32_t fs_magic;     /* statfs f_type */
+	bool is_block;
+	bool may_mincore;
+	uint64_t bytes;
+};
+
+int hr__os_open(int directory_fd, const char *path, int flags, int *fd); /* directory_fd: AT_FDCWD allowed; O_CLOEXEC|O_NOCTTY added */
+void hr__os_close(int fd);
+int hr__os_fstat(int fd, struct hr__os_stat *out);
+int hr__os_readlink(const char *path, char *out, size_t out_bytes);
+/* Names of a directory's entries, unsorted; `each` is called for all but "." and ".."; a non-zero answer ends the walk. */
+int hr__os_list(int directory_fd, int (*each)(void *ctx, const char *name), void *ctx);
+/* A second, O_DIRECT description of the same open file, and the alignment it wants; fills direct_fd or direct_errno. */
+int hr__os_open_direct(struct hr__file *file);
+uint32_t hr__os_fs_magic(int fd); /* 0 = not known */
+const char *hr__os_fs_name(uint32_t magic); /* "tmpfs", "overlayfs", "NFS" ...; NULL if not one we know */
+bool hr__os_fs_is_network(uint32_t magic);
+
+/* One read; *got may be short and is 0 at the end of the file. */
+int hr__os_pread(int fd, void *buffer, size_t bytes, uint64_t offset, size_t *got);
+int hr__os_preadv(int fd, const struct iovec *iov, int n_iov, uint64_t offset, size_t *got);
+/* Until `bytes` have come or the file ends; *got tells. */
+int hr__os_pread_full(int fd, void *buffer, size_t bytes, uint64_t offset, size_t *got);
+
+/* How many bytes of a range are in the page cache: exact, or (sampled) estimated. ENOTSUP: no way to tell here. */
+int hr__os_resident(const struct hr__file *file, uint64_t offset, uint64_t bytes, uint64_t *resident);
+
+/* ---- memory ---- */
+
+/* Anonymous memory aligned to 2 MiB with huge pages asked for. `bytes` is rounded up to pages by the callee. */
+int hr__os_map(size_t bytes, void **out);
+void hr__os_unmap(void *memory, size_t bytes);
+/* Makes the pages exist, for the part of staging memory that one thread sets up. */
+int hr__os_touch(void *memory, size_t bytes);
+size_t hr__os_page_bytes(void);
+
+/* A page that reads 1 here and 0 in a forked child. NULL if it cannot be had. */
+const volatile uint32_t *hr__os_fork_mark_new(void);
+void hr__os_fork_mark_free(const volatile uint32_t *mark);
+
+/* ---- time, threads, events ---- */
+
+uint64_t hr__os_now_ns(void);        /* monotonic */
+uint64_t hr__os_thread_cpu_ns(void); /* of the calling thread */
+void hr__os_sleep_ns(uint64_t ns);
+int hr__os_random(void *out, size_t bytes);
+/* A joinable thread that blocks all signals; `name` up to 15 bytes. */
+int hr__os_thread(pthread_t *out, const char *name, void *(*run)(void *), void *arg);
+/* A condition variable on the monotonic clock. */
+int hr__os_cond_init(pthread_cond_t *cond);
+/* Waits until `deadline_ns` (monotonic; UINT64_MAX = for ever); false once the deadline has passed. */
+bool hr__os_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
+int hr__os_eventfd(int *fd);
+void hr__os_eventfd_set(int fd);
+
+/* ---- what the process may use ---- */
+
+unsigned hr__os_cpus(void);              /* by affinity and cgroup quota; at least 1 */
+uint64_t hr__os_memory_available(void);  /* by MemAvailable and cgroup limit, page cache of the cgroup counted as free; 0 = not known */
+
+#endif

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the loader sees of a model: where each tensor's bytes are, and the sources they are in. A model is immutable once it is
+ * open, so nothing here takes a lock; only the count changes.
+ */
+#ifndef HR_MODEL_MODEL_H
+#define HR_MODEL_MODEL_H
+
+#include "model/source.h"
+
+#include "headrace.h"
+
+/* A tensor's bytes: a range of one of the model's sources. */
+struct hr__extent {
+	uint32_t source; /* number of the shard */
+	uint64_t offset; /* in the source */
+	uint64_t bytes;
+};
+
+uint32_t hr__model_n_sources(const hr_model *model);
+const struct hr__source *hr__model_source(const hr_model *model, uint32_t source);
+/* `tensor` is in range. */
+void hr__model_extent(const hr_model *model, uint64_t tensor, struct hr__extent *out);
+/* For messages; not NUL-terminated. */
+const char *hr__model_tensor_name(const hr_model *model, uint64_t tensor, size_t *length);
+/* hr__source_check() for all sources (or one). */
+int hr__model_check(const hr_model *model);
+/* Bytes of all shards. */
+uint64_t hr__model_bytes(const hr_model *model);
+
+#endif
