@@ -544,6 +544,35 @@ struct hr_probe_row {
  */
 HR_API int hr_probe(hr_model *model, struct hr_probe_row *rows, size_t n_rows, size_t *n_found);
 
+/* ------------------------------------------------------------------------------------------ experimental */
+
+#ifdef HR_EXPERIMENTAL
+
+/** Pinned staging memory to device, 64 MiB copies or the pool if it is smaller; memcpy on cpu. */
+#define HR_CEILING_LINK 0u
+/** O_DIRECT reads of 4 MiB, 16 in flight, over the model's files, copied nowhere. */
+#define HR_CEILING_STORAGE 1u
+/** Buffered reads by all readers into staging memory, copied nowhere. */
+#define HR_CEILING_CACHED 2u
+/** memcpy of the same bytes by as many threads as the loader has readers. */
+#define HR_CEILING_MEMORY 3u
+
+/** What one part of this machine can do at best, measured by plain loops that share no code with the loader. */
+struct hr_ceiling {
+	size_t size;     /**< HR_CEILING_INIT sets it */
+	uint64_t bytes;  /**< moved */
+	uint64_t ns;     /**< wall clock */
+	uint64_t cpu_ns; /**< of the whole process */
+};
+#define HR_CEILING_INIT {sizeof(struct hr_ceiling)}
+/**
+ * Measures a ceiling: up to `bytes` (0: the whole model once). Takes memory of its own, no more than the pool has.
+ * The loader must be idle. Errors: HR_E_BUSY, HR_E_OPTS, and those of what is measured.
+ */
+HR_API int hr_ceiling(hr_loader *loader, hr_model *model, uint32_t kind, uint64_t bytes, struct hr_ceiling *out);
+
+#endif /* HR_EXPERIMENTAL */
+
 #ifdef __cplusplus
 }
 #endif
