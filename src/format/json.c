@@ -38,11 +38,28 @@ static size_t quote_bytes(const uint8_t *at, size_t left)
 	return n;
 }
 
+/* Escapes what must not reach a terminal; quotes and backslashes stay, they are what JSON is made of. */
+static const char *quote_of(char *out, size_t out_bytes, const uint8_t *at, size_t n)
+{
+	const char *from;
+	char *to = out;
+
+	hr__escape(out, out_bytes, (const char *)at, n);
+	for (from = out; *from; from++) {
+		bool is_ours = strncmp(from, "\\x22", 4) == 0 || strncmp(from, "\\x5c", 4) == 0;
+
+		*to++ = !is_ours ? *from : from[2] == '2' ? '"' : '\\';
+		from += is_ours ? 3 : 0;
+	}
+	*to = '\0';
+	return out;
+}
+
 int hr__json_fail(const struct hr__json *json, const uint8_t *at, int code, const char *format, ...)
 {
 	const struct hr__where where = {.stage = json->stage, .offset = hr__json_position(json, at)};
 	size_t left = (size_t)(json->end - at), n = quote_bytes(at, left);
-	char message[400], quote[100];
+	char message[700], quote[100];
 	va_list args;
 
 	va_start(args, format);
@@ -51,8 +68,8 @@ int hr__json_fail(const struct hr__json *json, const uint8_t *at, int code, cons
 	if (left == 0)
 		return hr__fail_at(&where, code, "%s at byte %" PRIu64 ", found the end of the %s", message, where.offset,
 				   json->stage);
-	return hr__fail_at(&where, code, "%s at byte %" PRIu64 ", found \"%s\"%s", message, where.offset,
-			   hr__escape(quote, sizeof(quote), (const char *)at, n), n < left ? "..." : "");
+	return hr__fail_at(&where, code, "%s at byte %" PRIu64 ", found `%s`%s", message, where.offset,
+			   quote_of(quote, sizeof(quote), at, n), n < left ? "..." : "");
 }
 
 /* ---- characters ---- */
@@ -102,6 +119,8 @@ static int fail_syntax(const struct hr__json *json, const char *expected)
 
 	if (at < json->end && *at >= 0x80 && utf8_sequence(at, json->end) == 0)
 		return hr__json_fail(json, at, HR_E_UTF8, "the %s is not UTF-8", json->stage);
+	if (at == json->start && json->end - at >= 3 && memcmp(at, "\xef\xbb\xbf", 3) == 0)
+		return hr__json_fail(json, at, HR_E_JSON, "expected %s (not a byte order mark)", expected);
 	if (at < json->end && *at == 0)
 		return hr__json_fail(json, at, HR_E_JSON,
 				     "expected %s (padding must be spaces, but there are NUL bytes)", expected);
@@ -227,8 +246,7 @@ static int string_tail(struct hr__json *json, const uint8_t *at, struct hr__json
 
 	for (;; at = plain_end(at, json->end)) {
 		if (at == json->end)
-			return hr__json_fail(json, at, HR_E_JSON, "expected the end of the string that begins at byte %" PRIu64,
-					     hr__json_position(json, out->raw) - 1);
+			return hr__json_fail(json, out->raw - 1, HR_E_JSON, "a string without an end");
 		if (*at == '"')
 			break;
 		if (*at < 0x20)
