@@ -40,6 +40,8 @@ int hr__os_open(int directory_fd, const char *path, int flags, int *fd)
 	do {
 		*fd = openat(directory_fd, path, flags | O_CLOEXEC | O_NOCTTY);
 	} while (*fd < 0 && errno == EINTR);
+	if (*fd >= 0 && (flags & O_NONBLOCK)) /* meant for opening a FIFO; io_uring would take it to mean more */
+		fcntl(*fd, F_SETFL, flags & ~O_NONBLOCK);
 	return *fd < 0 ? errno : 0;
 }
 
@@ -187,7 +189,7 @@ static void ask_direct_align(struct hr__file *file)
 int hr__os_open_direct(struct hr__file *file)
 {
 	char path[64];
-	struct hr__os_stat a, b;
+	struct hr__os_stat a = {0}, b = {0};
 	int error = HR__FAULT("open_direct");
 
 	file->direct_fd = -1;
@@ -501,6 +503,16 @@ void hr__os_eventfd_set(int fd)
 	} while (n < 0 && errno == EINTR);
 }
 
+void hr__os_eventfd_clear(int fd)
+{
+	uint64_t count;
+	ssize_t n;
+
+	do {
+		n = read(fd, &count, sizeof(count));
+	} while (n < 0 && errno == EINTR);
+}
+
 /* A small file of the kernel's as text; false if it cannot be read. */
 static bool read_text(const char *path, char *out, size_t out_bytes)
 {
@@ -589,7 +601,8 @@ static void limit_memory(const char *group, void *ctx)
 	if (!read_cgroup(group, "memory.current", text, sizeof(text)) || sscanf(text, "%llu", &used) != 1)
 		return;
 	/* Page cache of the group itself can be dropped to make room. */
-	if (read_cgroup(group, "memory.stat", text, sizeof(text)) && (at = strstr(text, "\ninactive_file ")) != NULL)
+	at = read_cgroup(group, "memory.stat", text, sizeof(text)) ? strstr(text, "\ninactive_file ") : NULL;
+	if (at)
 		inactive = strtoull(at + strlen("\ninactive_file "), NULL, 10);
 	used = used > inactive ? used - inactive : 0;
 	*available = hr__min_u64(*available, limit > used ? limit - used : 0);

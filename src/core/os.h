@@ -45,7 +45,8 @@ struct hr__file {
 	uint64_t bytes;
 };
 
-int hr__os_open(int directory_fd, const char *path, int flags, int *fd); /* directory_fd: AT_FDCWD allowed; O_CLOEXEC|O_NOCTTY added */
+/* directory_fd: AT_FDCWD allowed; O_CLOEXEC|O_NOCTTY added. O_NONBLOCK holds for the opening only. */
+int hr__os_open(int directory_fd, const char *path, int flags, int *fd);
 void hr__os_close(int fd);
 int hr__os_fstat(int fd, struct hr__os_stat *out);
 int hr__os_readlink(const char *path, char *out, size_t out_bytes);
@@ -93,6 +94,7 @@ int hr__os_cond_init(pthread_cond_t *cond);
 bool hr__os_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
 int hr__os_eventfd(int *fd);
 void hr__os_eventfd_set(int fd);
+void hr__os_eventfd_clear(int fd);
 
 /* ---- what the process may use ---- */
 

@@ -23,6 +23,8 @@ const struct hr__source *hr__model_source(const hr_model *model, uint32_t source
 void hr__model_extent(const hr_model *model, uint64_t tensor, struct hr__extent *out);
 /* For messages; not NUL-terminated. */
 const char *hr__model_tensor_name(const hr_model *model, uint64_t tensor, size_t *length);
+/* The numbers of a shard's tensors: `count` of them from `first` on. */
+void hr__model_shard_tensors(const hr_model *model, uint32_t shard, uint64_t *first, uint64_t *count);
 /* hr__source_check() for all sources (or one). */
 int hr__model_check(const hr_model *model);
 /* Bytes of all shards. */

@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From a name to a model: the one place that decides what a user's words mean. It never guesses: where more than one model
+ * could be meant, the answer is HR_E_AMBIGUOUS with the candidates and what to type.
+ *
+ * A shard is opened below the descriptor of its directory and by a name without a slash, so an index cannot lead out of it. A
+ * link is followed in the last component, since a Hugging Face cache is made of them, unless the caller refuses links.
+ */
+#include "core/arith.h"
+#include "core/error.h"
+#include "core/mem.h"
+#include "model/build.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+const char *hr_version(void)
+{
+	return TEXT(HR_VERSION_MAJOR) "." TEXT(HR_VERSION_MINOR) "." TEXT(HR_VERSION_PATCH);
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+	size_t length = strlen(text), end_length = strlen(end);
+
+	return length >= end_length && strcmp(text + length - end_length, end) == 0;
+}
+
+/* "model.safetensors.index.json", and "model.safetensors.index.fp16.json" as some tools have it. */
+static bool is_index_name(const char *name)
+{
+	return ends_with(name, ".json") && strstr(name, ".index.");
+}
+
+static char *join(const char *directory, const char *name)
+{
+	return hr__format("%s%s%s", directory, ends_with(directory, "/") ? "" : "/", name);
+}
+
+/* ---- files ---- */
+
+static int add_file(hr_model *model, int directory_fd, const char *name, const char *path, uint32_t flags)
+{
+	struct hr__source source;
+	int code = hr__source_open_file(directory_fd, name, path, flags & HR_MODEL_NO_SYMLINKS, &source);
+
+	return code ? code : hr__model_add(model, &source);
+}
+
+/* Refuses two paths that lead to the same file: with equal names in both, that is what was meant to be said. */
+static int check_same_file(const hr_model *model, struct hr__names *files, uint32_t new)
+{
+	const struct hr__source *source = hr__model_source(model, new);
+	const uint64_t id[2] = {source->identity.device, source->identity.inode};
+	uint64_t hash = hr__hash(hr__model_key(model), id, sizeof(id));
+	uint32_t number;
+
+	for (size_t at = hr__names_first(files, hash); hr__names_next(files, hash, &at, &number);) {
+		const struct hr__source *other = hr__model_source(model, number);
+
+		if (other->identity.device == id[0] && other->identity.inode == id[1])
+			return hr__fail_at(
+				&(struct hr__where){.stage = "open", .path = source->path, .offset = HR_NO_OFFSET},
+				HR_E_DUPLICATE, "%s is the same file as %s; name it once", source->path, other->path);
+	}
+	hr__names_add(files, hash, new);
+	return 0;
+}
+
+static int open_files(hr_model *model, const char *const *paths, size_t n_paths, uint32_t flags)
+{
+	struct hr__names files;
+	int code;
+
+	if (n_paths > HR__MAX_SHARDS)
+		return hr__fail(HR_E_LIMIT, "%zu files were named; a model may have at most %d", n_paths, HR__MAX_SHARDS);
+	code = hr__names_new(&files, n_paths);
+	for (size_t i = 0; i < n_paths && !code; i++) {
+		if (!paths[i] || !paths[i][0])
+			code = hr__fail(HR_E_OPTS, "the name of file %zu is empty", i);
+		if (!code)
+			code = add_file(model, AT_FDCWD, paths[i], paths[i], flags);
+		if (!code)
+			code = check_same_file(model, &files, (uint32_t)i);
+	}
+	hr__names_free(&files);
+	return code ? code : hr__model_finish(model, NULL, NULL);
+}
+
+/* ---- an index ---- */
+
+/* All of a small file; *text is the caller's to free. */
+static int read_text(int directory_fd, const char *name, const char *path, uint32_t flags, uint8_t **text, size_t *bytes)
+{
+	struct hr__source source;
+	int code = hr__source_open_file(directory_fd, name, path, flags & HR_MODEL_NO_SYMLINKS, &source);
+
+	*text = NULL;
+	if (code)
+		return code;
+	if (source.bytes > HR__INDEX_MAX_BYTES)
+		code = hr__fail_at(&(struct hr__where){.stage = "index", .path = path, .offset = HR_NO_OFFSET}, HR_E_LIMIT,
+				   "%s has %" PRIu64 " bytes; an index may have at most %" PRIu64, path, source.bytes,
+				   HR__INDEX_MAX_BYTES);
+	if (!code) {
+		*bytes = (size_t)source.bytes;
+		*text = hr__malloc(*bytes);
+		code = *text ? hr__source_read(&source, 0, *text, *bytes) : HR_E_NOMEM;
+	}
+	if (!code)
+		code = hr__source_check(&source);
+	hr__source_close(&source);
+	return code;
+}
+
+static int add_shard(hr_model *model, int directory_fd, const char *directory, const char *name, const char *index_path,
+		     uint32_t flags)
+{
+	char *path = join(directory, name);
+	int code;
+
+	if (!path)
+		return HR_E_NOMEM;
+	code = add_file(model, directory_fd, name, path, flags);
+	if (code == HR_E_NOTFOUND)
+		code = hr__fail_at(&(struct hr__where){.stage = "index", .path = path, .offset = HR_NO_OFFSET}, HR_E_INDEX,
+				   "%s names the shard %s, which is not there; download it", index_path, path);
+	hr__free(path);
+	return code;
+}
+
+/* The single file beside which an index of this name would stand: "model.safetensors". */
+static size_t stem_bytes(const char *index_name)
+{
+	return (size_t)(strstr(index_name, ".index.") - index_name);
+}
+
+static bool names_shard(const struct hr__index *index, const char *name)
+{
+	for (uint32_t s = 0; s < index->n_shards; s++)
+		if (strcmp(index->shards[s], name) == 0)
+			return true;
+	return false;
+}
+
+/* `single`: a file that lies beside the index and could be a model of its own; NULL if there is none. */
+static int open_index(hr_model *model, int directory_fd, const char *directory, const char *name, const char *single,
+		      uint32_t flags)
+{
+	char *path = join(directory, name);
+	struct hr__index index = {0};
+	uint8_t *text = NULL;
+	size_t bytes = 0;
+	int code = path ? read_text(directory_fd, name, path, flags, &text, &bytes) : HR_E_NOMEM;
+
+	if (code)
+		goto out;
+	code = hr__index_parse(hr__model_key(model), text, bytes, &index);
+	if (code) {
+		hr__error_locate("index", path, NULL, 0);
+		goto out;
+	}
+	if (single && !names_shard(&index, single))
+		code = hr__fail_at(&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET},
+				   HR_E_AMBIGUOUS,
+				   "%s holds both %s and %s, which does not name it; open the one you mean by its own path, "
+				   "%s/%s or %s/%s",
+				   directory, single, name, directory, single, directory, name);
+	for (uint32_t s = 0; s < index.n_shards && !code; s++)
+		code = add_shard(model, directory_fd, directory, index.shards[s], path, flags);
+	if (!code)
+		code = hr__model_finish(model, &index, path);
+out:
+	hr__index_free(&index);
+	hr__free(text);
+	hr__free(path);
+	return code;
+}
+
+static int open_index_at(hr_model *model, const char *path, uint32_t flags)
+{
+	const char *slash = strrchr(path, '/');
+	char *directory = slash ? hr__strndup(path, slash == path ? 1 : (size_t)(slash - path)) : hr__strdup(".");
+	int directory_fd, error, code;
+
+	if (!directory)
+		return HR_E_NOMEM;
+	error = hr__os_open(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY, &directory_fd);
+	if (error)
+		code = hr__fail_errno(&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET}, error,
+				      "open directory");
+	else
+		code = open_index(model, directory_fd, directory, slash ? slash + 1 : path, NULL, flags);
+	hr__os_close(directory_fd);
+	hr__free(directory);
+	return code;
+}
+
+/* ---- a directory ---- */
+
+struct name_list {
+	char **names;
+	size_t n;
+};
+
+/* What of a directory could be a model. Hidden files are nobody's weights. */
+struct listing {
+	struct name_list indexes, files;
+	const char *other_format; /* an ending that we cannot read but that others keep weights under */
+	int code;
+};
+
+static int list_add(struct name_list *list, const char *name)
+{
+	char **bigger = list->names;
+
+	if ((list->n & (list->n - 1)) == 0) /* full at each power of two */
+		bigger = hr__realloc(list->names, list->n ? list->n * 2 : 1, sizeof(*bigger));
+	if (!bigger)
+		return HR_E_NOMEM;
+	list->names = bigger;
+	bigger[list->n] = hr__strdup(name);
+	if (!bigger[list->n])
+		return HR_E_NOMEM;
+	list->n++;
+	return 0;
+}
+
+static void list_free(struct name_list *list)
+{
+	for (size_t i = 0; i < list->n; i++)
+		hr__free(list->names[i]);
+	hr__free(list->names);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static int list_entry(void *ctx, const char *name)
+{
+	static const char *const others[] = {".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".onnx", ".npz"};
+	struct listing *listing = ctx;
+
+	if (name[0] == '.')
+		return 0;
+	if (is_index_name(name) && strstr(name, ".safetensors.index."))
+		listing->code = list_add(&listing->indexes, name);
+	else if (ends_with(name, ".safetensors"))
+		listing->code = list_add(&listing->files, name);
+	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+		if (ends_with(name, others[i]))
+			listing->other_format = others[i];
+	return listing->code;
+}
+
+/* "a, b, c and 7 more" */
+static const char *enumerate(const struct name_list *list, char *out, size_t out_bytes)
+{
+	size_t used = 0, i;
+
+	for (i = 0; i < list->n && i < 6; i++) {
+		char name[100];
+
+		hr__escape(name, sizeof(name), list->names[i], HR_STRLEN);
+		used += (size_t)snprintf(out + used, out_bytes - used, "%s%s", i ? ", " : "", name);
+	}
+	if (i < list->n)
+		snprintf(out + used, out_bytes - used, " and %zu more", list->n - i);
+	return out;
+}
+
+static int fail_directory(const char *directory, const struct listing *listing)
+{
+	const struct hr__where at = {.stage = "open", .path = directory, .offset = HR_NO_OFFSET};
+	char names[6 * 102 + 40];
+
+	if (listing->indexes.n > 1)
+		return hr__fail_at(&at, HR_E_AMBIGUOUS, "%s holds %zu index files (%s); open the one you mean by its path",
+				   directory, listing->indexes.n, enumerate(&listing->indexes, names, sizeof(names)));
+	if (listing->files.n > 1)
+		return hr__fail_at(&at, HR_E_AMBIGUOUS,
+				   "%s holds %zu safetensors files and no index (%s); name the files that form the model", directory,
+				   listing->files.n, enumerate(&listing->files, names, sizeof(names)));
+	if (listing->other_format)
+		return hr__fail_at(&at, HR_E_NOTFOUND,
+				   "%s holds no *.safetensors file, only *%s, which headrace does not read; convert it first",
+				   directory, listing->other_format);
+	return hr__fail_at(&at, HR_E_NOTFOUND, "%s holds no *.safetensors file and no index", directory);
+}
+
+/* The file that would be the model if there were no index, or NULL: the index's namesake, or "model.safetensors". */
+static const char *single_beside(const struct listing *listing)
+{
+	const char *index_name = listing->indexes.names[0];
+	size_t length = stem_bytes(index_name);
+
+	for (size_t i = 0; i < listing->files.n; i++) {
+		const char *name = listing->files.names[i];
+
+		if ((strlen(name) == length && memcmp(name, index_name, length) == 0) || strcmp(name, "model.safetensors") == 0)
+			return name;
+	}
+	return NULL;
+}
+
+static int open_directory(hr_model *model, int directory_fd, const char *directory, uint32_t flags)
+{
+	struct listing listing = {.code = 0};
+	int error = hr__os_list(directory_fd, list_entry, &listing), code = listing.code;
+
+	if (error)
+		code = hr__fail_errno(&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET}, error,
+				      "list directory");
+	if (code)
+		goto out;
+	if (listing.indexes.n == 1) {
+		code = open_index(model, directory_fd, directory, listing.indexes.names[0], single_beside(&listing), flags);
+	} else if (listing.indexes.n == 0 && listing.files.n == 1) {
+		code = add_shard(model, directory_fd, directory, listing.files.names[0], directory, flags);
+		if (!code)
+			code = hr__model_finish(model, NULL, NULL);
+	} else {
+		/* Sorted, so that the message is the same wherever the directory lies. */
+		if (listing.indexes.n > 1)
+			qsort(listing.indexes.names, listing.indexes.n, sizeof(char *), compare_names);
+		if (listing.files.n > 1)
+			qsort(listing.files.names, listing.files.n, sizeof(char *), compare_names);
+		code = fail_directory(directory, &listing);
+	}
+out:
+	list_free(&listing.indexes);
+	list_free(&listing.files);
+	return code;
+}
+
+/* ---- the public two ---- */
+
+static int start(const struct hr_model_opts *given, uint32_t *flags, hr_model **out)
+{
+	struct hr_model_opts opts;
+	int code = hr__opts_copy(&opts, sizeof(opts), given, "hr_model_opts");
+
+	if (code)
+		return code;
+	if (opts.flags & ~HR_MODEL_NO_SYMLINKS)
+		return hr__fail(HR_E_OPTS, "hr_model_opts.flags is 0x%x, which has bits that this version does not know",
+				(unsigned)opts.flags);
+	*flags = opts.flags;
+	return hr__model_new(out);
+}
+
+static int finish(int code, hr_model *model, hr_model **out)
+{
+	if (code)
+		hr_model_close(model);
+	else
+		*out = model;
+	return code;
+}
+
+static int open_name(hr_model *model, const char *name, uint32_t flags)
+{
+	const char *slash = strrchr(name, '/');
+	int directory_fd, code;
+
+	if (strncmp(name, "store:", 6) == 0)
+		return hr__fail(HR_E_UNSUPPORTED, "%s is in a raw store, and this version of headrace does not open stores; "
+						  "name a directory or files",
+				name);
+	/* A FIFO does not hang this: it is no directory. Whatever is wrong with the name shows when it is opened as a file. */
+	if (hr__os_open(AT_FDCWD, name, O_RDONLY | O_DIRECTORY, &directory_fd) == 0) {
+		code = open_directory(model, directory_fd, name, flags);
+		hr__os_close(directory_fd);
+		return code;
+	}
+	if (is_index_name(slash ? slash + 1 : name))
+		return open_index_at(model, name, flags);
+	return open_files(model, &name, 1, flags);
+}
+
+int hr_model_open(const char *name, const struct hr_model_opts *opts, hr_model **out)
+{
+	hr_model *model;
+	uint32_t flags;
+	int code;
+
+	if (!out)
+		return hr__fail(HR_E_OPTS, "hr_model_open() has no place for the model (out is NULL)");
+	*out = NULL;
+	if (!name || !name[0])
+		return hr__fail(HR_E_OPTS, "the name of the model is empty");
+	code = start(opts, &flags, &model);
+	return code ? code : finish(open_name(model, name, flags), model, out);
+}
+
+int hr_model_open_files(const char *const *paths, size_t n_paths, const struct hr_model_opts *opts, hr_model **out)
+{
+	hr_model *model;
+	uint32_t flags;
+	int code;
+
+	if (!out)
+		return hr__fail(HR_E_OPTS, "hr_model_open_files() has no place for the model (out is NULL)");
+	*out = NULL;
+	if (!paths || n_paths == 0)
+		return hr__fail(HR_E_OPTS, "a model needs at least one file");
+	code = start(opts, &flags, &model);
+	return code ? code : finish(open_files(model, paths, n_paths, flags), model, out);
+}
