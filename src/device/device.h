@@ -52,10 +52,9 @@ struct hr__device_ops {
 	int (*info)(hr_device *device, struct hr_device_info *out, struct hr__device_error *error);
 
 	/* Memory. alloc: at least 256-aligned, HR_E_DEVICE_MEMORY or HR_E_NOMEM if there is none; ordered before later copies of
-	 * any lane. release: any thread; `stream` NULL = nothing queued uses it any more, else reused only after what is queued
-	 * there now. */
+	 * any lane. release: any thread; nothing queued uses the memory any more but, perhaps, what retire was told of. */
 	int (*alloc)(hr_device *device, uint64_t bytes, void **out, struct hr__device_error *error);
-	int (*release)(hr_device *device, void *memory, uint64_t bytes, void *stream, struct hr__device_error *error);
+	int (*release)(hr_device *device, void *memory, uint64_t bytes, struct hr__device_error *error);
 	/* Registers host memory for copies, portably; unpin undoes it. No-ops on cpu. */
 	int (*pin)(hr_device *device, void *memory, size_t bytes, struct hr__device_error *error);
 	int (*unpin)(hr_device *device, void *memory, struct hr__device_error *error);
@@ -64,11 +63,13 @@ struct hr__device_ops {
 
 	/* Streams (HR__DEVICE_STREAMS only). mark: makes an object that stands for "what is queued on this stream now"; any thread.
 	 * lane_after: later copies of the lane wait for the mark; the drainer calls it, and mark_free afterwards (any thread).
-	 * signal: what is queued on `stream` from now on sees all copies whose fences are done; any thread. */
+	 * signal: what is queued on `stream` from now on sees all copies whose fences are done; any thread.
+	 * retire: memory given to release() from now on is used again only after what is queued on `stream` now; any thread. */
 	int (*mark)(hr_device *device, void *stream, void **mark, struct hr__device_error *error);
 	void (*mark_free)(hr_device *device, void *mark);
 	int (*lane_after)(struct hr__lane *lane, void *mark, struct hr__device_error *error);
 	int (*signal)(hr_device *device, void *stream, struct hr__device_error *error);
+	int (*retire)(hr_device *device, void *stream, struct hr__device_error *error);
 
 	/* Lanes. copy: queues n copies, in one driver call where the driver can; *n_calls says in how many. All or none are
 	 * trusted: after a failure the loader treats the destinations as touched by DMA until the next good fence.
