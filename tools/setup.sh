@@ -28,7 +28,7 @@ stop() {
 quietly() {
 	local log=$1
 	shift
-	if ! "$@" >"$log" 2>&1 </dev/null; then
+	if ! "$@" >"$log" 2>&1; then
 		tail -n 40 "$log" >&2
 		printf '%s: failed: %s (whole log: %s)\n' "${0##*/}" "$*" "$log" >&2
 		return 1
@@ -155,7 +155,7 @@ fetch_checkpoint() {
 		    sys.exit(f"model.safetensors has SHA-256 {found}, expected {sha}: fetch it again")
 		open(folder + "/.complete", "w").close()
 	PYTHON
-	mv "$new" "$checkpoint"
+	[ -e "$new/.complete" ] && mv "$new" "$checkpoint"
 }
 
 # Whether a build folder is configured, and for this tree (not for one that it was copied from).
