@@ -42,6 +42,10 @@ static size_t printable_utf8(const unsigned char *text, size_t left)
 	for (size_t i = 1; i < need; i++)
 		if ((text[i] & 0xc0) != 0x80)
 			return 0;
+	if ((b == 0xe0 && text[1] < 0xa0) || (b == 0xf0 && text[1] < 0x90)) /* longer than need be */
+		return 0;
+	if ((b == 0xed && text[1] > 0x9f) || (b == 0xf4 && text[1] > 0x8f)) /* surrogates; beyond Unicode */
+		return 0;
 	if (need == 2 && b == 0xc2 && text[1] < 0xa0) /* C1 controls */
 		return 0;
 	if (need == 3 && b == 0xe2 && ((text[1] == 0x80 && text[2] >= 0x8b && text[2] <= 0xae) ||

@@ -6,10 +6,11 @@
 
 static const struct {
 	const char *name;
+	size_t length;
 	uint32_t bits;
 } dtypes[] = {
-	{NULL, 0},
-#define HR__ROW(name, number, bits) [number] = {#name, bits},
+	{NULL, 0, 0},
+#define HR__ROW(name, number, bits) [number] = {#name, sizeof(#name) - 1, bits},
 	HR_DTYPES(HR__ROW)
 #undef HR__ROW
 };
@@ -19,7 +20,7 @@ static const struct {
 uint32_t hr__dtype_find(const char *name, size_t length)
 {
 	for (uint32_t d = 1; d < N_DTYPES; d++)
-		if (strlen(dtypes[d].name) == length && memcmp(dtypes[d].name, name, length) == 0)
+		if (dtypes[d].length == length && memcmp(dtypes[d].name, name, length) == 0)
 			return d;
 	return 0;
 }

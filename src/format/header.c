@@ -84,12 +84,22 @@ static int keep_string(struct reader *reader, const struct hr__json_string *stri
 	return 0;
 }
 
+static bool is_last_shape(const struct reader *reader, const uint64_t *dims, uint8_t rank)
+{
+	if (!reader->last_dims || reader->last_rank != rank)
+		return false;
+	for (unsigned i = 0; i < rank; i++)
+		if (reader->last_dims[i] != dims[i])
+			return false;
+	return true;
+}
+
 static int keep_dims(struct reader *reader, const uint64_t *dims, uint8_t rank, const uint64_t **out)
 {
 	size_t bytes = rank * sizeof(*dims);
 	struct chunk *chunk;
 
-	if (!reader->last_dims || reader->last_rank != rank || memcmp(reader->last_dims, dims, bytes) != 0) {
+	if (!is_last_shape(reader, dims, rank)) {
 		chunk = chunk_with(reader, bytes);
 		if (!chunk)
 			return HR_E_NOMEM;
@@ -288,7 +298,7 @@ static int blame(const char *name, size_t name_len)
 {
 	const struct hr_error *error = hr_error_last();
 	const struct hr__where where = {
-		.stage = error->stage, .offset = error->offset, .tensor = name, .tensor_len = name_len};
+		.stage = "header", .offset = error->offset, .tensor = name, .tensor_len = name_len};
 	char shown[120];
 
 	if (error->code == HR_E_NOMEM)

@@ -304,16 +304,11 @@ void hr__json_decode(const struct hr__json_string *string, char *out)
 	}
 }
 
-bool hr__json_is(const struct hr__json_string *string, const char *text)
+bool hr__json_is_escaped(const struct hr__json_string *string, const char *text, size_t length)
 {
-	size_t length = strlen(text);
 	char decoded[64];
 
-	if (string->bytes != length)
-		return false;
-	if (string->bytes == string->raw_bytes)
-		return memcmp(string->raw, text, length) == 0;
-	if (length > sizeof(decoded))
+	if (string->bytes != length || length > sizeof(decoded))
 		return false;
 	hr__json_decode(string, decoded);
 	return memcmp(decoded, text, length) == 0;
@@ -483,13 +478,13 @@ int hr__json_string(struct hr__json *json, const char *what, struct hr__json_str
 	return read_string(json, out);
 }
 
-int hr__json_u64(struct hr__json *json, const char *what, uint64_t *out)
+/* Anything but plain digits before a comma or bracket. */
+static int u64_slow(struct hr__json *json, const char *what, uint64_t *out)
 {
 	struct number token;
 	uint64_t value = 0;
 	int rc;
 
-	skip_space(json);
 	if (!is_digit(json->at, json->end) && !(json->at < json->end && *json->at == '-'))
 		return fail_kind(json, what, "an integer");
 	rc = scan_number(json, &token);
@@ -504,6 +499,22 @@ int hr__json_u64(struct hr__json *json, const char *what, uint64_t *out)
 			return hr__json_fail(json, json->at, HR_E_TYPE, "%s is out of range (above 2^64-1)", what);
 	*out = value;
 	json->at += token.bytes;
+	return 0;
+}
+
+int hr__json_u64(struct hr__json *json, const char *what, uint64_t *out)
+{
+	const uint8_t *at, *limit;
+	uint64_t value = 0;
+
+	skip_space(json);
+	limit = json->end - json->at > 18 ? json->at + 18 : json->end; /* so many digits fit for sure */
+	for (at = json->at; is_digit(at, limit); at++)
+		value = value * 10 + (uint64_t)(*at - '0');
+	if (at == json->at || at == json->end || (*at != ',' && *at != ']') || (*json->at == '0' && at - json->at > 1))
+		return u64_slow(json, what, out);
+	*out = value;
+	json->at = at;
 	return 0;
 }
 

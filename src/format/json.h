@@ -24,6 +24,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define HR__JSON_MAX_SKIP_DEPTH 16
 #define HR__JSON_MAX_SKIP_NUMBER 32   /* bytes of a number in a skipped value */
@@ -74,8 +75,16 @@ int hr__json_end(struct hr__json *json);
 
 /* Decodes into `out`, which has room for string->bytes. No NUL is added. */
 void hr__json_decode(const struct hr__json_string *string, char *out);
-/* Whether the string, decoded, is this text. */
-bool hr__json_is(const struct hr__json_string *string, const char *text);
+bool hr__json_is_escaped(const struct hr__json_string *string, const char *text, size_t length);
+/* Whether the string, decoded, is this text (of at most 64 bytes). Inline, for texts that are constant. */
+static inline bool hr__json_is(const struct hr__json_string *string, const char *text)
+{
+	size_t length = strlen(text);
+
+	if (string->bytes != string->raw_bytes)
+		return hr__json_is_escaped(string, text, length);
+	return string->bytes == length && memcmp(string->raw, text, length) == 0;
+}
 
 /* The position in the file of a byte of the text; and of what comes next, white space passed over. */
 uint64_t hr__json_position(const struct hr__json *json, const uint8_t *at);
