@@ -96,7 +96,7 @@ static void fill(struct hr__error_record *record, const struct hr__where *where,
 	point_at_own_strings(record);
 }
 
-int hr__fail(int code, const char *format, ...)
+int hr__record(int code, const char *format, ...)
 {
 	const struct hr__where nowhere = HR__NOWHERE;
 	va_list args;
@@ -107,7 +107,7 @@ int hr__fail(int code, const char *format, ...)
 	return code;
 }
 
-int hr__fail_at(const struct hr__where *where, int code, const char *format, ...)
+int hr__record_at(const struct hr__where *where, int code, const char *format, ...)
 {
 	va_list args;
 
@@ -126,7 +126,7 @@ void hr__error_fill(struct hr__error_record *record, const struct hr__where *whe
 	va_end(args);
 }
 
-int hr__fail_errno(const struct hr__where *where, int errno_value, const char *doing)
+int hr__record_errno(const struct hr__where *where, int errno_value, const char *doing)
 {
 	struct hr__where at = *where;
 	char text[128];
@@ -137,7 +137,7 @@ int hr__fail_errno(const struct hr__where *where, int errno_value, const char *d
 			   strerror_r(errno_value, text, sizeof(text)));
 }
 
-int hr__fail_nomem(size_t bytes)
+int hr__record_nomem(size_t bytes)
 {
 	return hr__fail(HR_E_NOMEM, "out of host memory: %zu bytes could not be allocated", bytes);
 }

@@ -36,13 +36,23 @@ struct hr__error_record {
 	char message[1024];
 };
 
-/* Makes the thread's last error; returns `code`. The message is one sentence without a newline. */
-int hr__fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-int hr__fail_at(const struct hr__where *where, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Makes the thread's last error; gives `code`. The message is one sentence without a newline. */
+#define hr__fail(...) hr__failed(hr__record(__VA_ARGS__))
+#define hr__fail_at(...) hr__failed(hr__record_at(__VA_ARGS__))
 /* As hr__fail_at() for a system call: code from errno_value (ENOENT -> HR_E_NOTFOUND, ENOMEM -> HR_E_NOMEM, else
  * HR_E_IO), message "cannot <doing> <path>: <strerror>". */
-int hr__fail_errno(const struct hr__where *where, int errno_value, const char *doing);
-int hr__fail_nomem(size_t bytes);
+#define hr__fail_errno(...) hr__failed(hr__record_errno(__VA_ARGS__))
+#define hr__fail_nomem(bytes) hr__failed(hr__record_nomem(bytes))
+
+/* The functions behind them. hr__failed() is here so that a compiler sees what it cannot know of a call: a failure is not 0. */
+int hr__record(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int hr__record_at(const struct hr__where *where, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int hr__record_errno(const struct hr__where *where, int errno_value, const char *doing);
+int hr__record_nomem(size_t bytes);
+static inline int hr__failed(int code)
+{
+	return code ? code : HR_E_IO;
+}
 
 /* Adds what the place of detection did not know (path, tensor, a stage) to the thread's last error, where those are
  * still empty, and puts "<path>: " before the message if the path was. Returns its code. */
