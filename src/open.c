@@ -11,6 +11,7 @@
 #include "core/mem.h"
 #include "model/build.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,10 +95,11 @@ static int open_files(hr_model *model, const char *const *paths, size_t n_paths,
 
 /* ---- an index ---- */
 
-/* All of a small file; *text is the caller's to free. */
+/* All of an index, in memory of its own (*text is the caller's to unmap): big ones come in huge pages, which are quick to get. */
 static int read_text(int directory_fd, const char *name, const char *path, uint32_t flags, uint8_t **text, size_t *bytes)
 {
 	struct hr__source source;
+	void *memory;
 	int code = hr__source_open_file(directory_fd, name, path, flags & HR_MODEL_NO_SYMLINKS, &source);
 
 	*text = NULL;
@@ -107,10 +109,12 @@ static int read_text(int directory_fd, const char *name, const char *path, uint3
 		code = hr__fail_at(&(struct hr__where){.stage = "index", .path = path, .offset = HR_NO_OFFSET}, HR_E_LIMIT,
 				   "%s has %" PRIu64 " bytes; an index may have at most %" PRIu64, path, source.bytes,
 				   HR__INDEX_MAX_BYTES);
+	*bytes = (size_t)source.bytes;
+	if (!code && hr__os_map(*bytes + 1, &memory)) /* also for an empty file */
+		code = hr__fail_nomem(*bytes);
 	if (!code) {
-		*bytes = (size_t)source.bytes;
-		*text = hr__malloc(*bytes);
-		code = *text ? hr__source_read(&source, 0, *text, *bytes) : HR_E_NOMEM;
+		*text = memory;
+		code = hr__source_read(&source, 0, memory, *bytes);
 	}
 	if (!code)
 		code = hr__source_check(&source);
@@ -177,7 +181,7 @@ static int open_index(hr_model *model, int directory_fd, const char *directory, 
 		code = hr__model_finish(model, &index, path);
 out:
 	hr__index_free(&index);
-	hr__free(text);
+	hr__os_unmap(text, bytes + 1);
 	hr__free(path);
 	return code;
 }
@@ -368,18 +372,21 @@ static int finish(int code, hr_model *model, hr_model **out)
 static int open_name(hr_model *model, const char *name, uint32_t flags)
 {
 	const char *slash = strrchr(name, '/');
-	int directory_fd, code;
+	int directory_fd, error, code;
 
 	if (strncmp(name, "store:", 6) == 0)
 		return hr__fail(HR_E_UNSUPPORTED, "%s is in a raw store, and this version of headrace does not open stores; "
 						  "name a directory or files",
 				name);
-	/* A FIFO does not hang this: it is no directory. Whatever is wrong with the name shows when it is opened as a file. */
-	if (hr__os_open(AT_FDCWD, name, O_RDONLY | O_DIRECTORY, &directory_fd) == 0) {
+	/* A FIFO does not hang this: it is no directory. What is wrong with a link shows when it is opened as a file. */
+	error = hr__os_open(AT_FDCWD, name, O_RDONLY | O_DIRECTORY, &directory_fd);
+	if (error == 0) {
 		code = open_directory(model, directory_fd, name, flags);
 		hr__os_close(directory_fd);
 		return code;
 	}
+	if (error != ENOTDIR && error != ENOENT && error != ELOOP)
+		return hr__fail_errno(&(struct hr__where){.stage = "open", .path = name, .offset = HR_NO_OFFSET}, error, "open");
 	if (is_index_name(slash ? slash + 1 : name))
 		return open_index_at(model, name, flags);
 	return open_files(model, &name, 1, flags);
@@ -388,7 +395,7 @@ static int open_name(hr_model *model, const char *name, uint32_t flags)
 int hr_model_open(const char *name, const struct hr_model_opts *opts, hr_model **out)
 {
 	hr_model *model;
-	uint32_t flags;
+	uint32_t flags = 0;
 	int code;
 
 	if (!out)
@@ -403,7 +410,7 @@ int hr_model_open(const char *name, const struct hr_model_opts *opts, hr_model *
 int hr_model_open_files(const char *const *paths, size_t n_paths, const struct hr_model_opts *opts, hr_model **out)
 {
 	hr_model *model;
-	uint32_t flags;
+	uint32_t flags = 0;
 	int code;
 
 	if (!out)

@@ -29,7 +29,8 @@ struct parser {
 	struct hr__index *index;
 	size_t entries_room, shards_room, arena_used, json_bytes;
 	struct hr__names shard_names;
-	uint32_t last_shard; /* the next tensor is most likely in it as well */
+	uint32_t last_shard; /* the next tensor is most likely in it as well ... */
+	struct hr__json_string last_value; /* ... and then its name is spelled the same */
 	bool has_weight_map;
 };
 
@@ -133,12 +134,14 @@ static int read_shard(struct parser *p)
 
 	if (code)
 		return code;
+	if (value.raw_bytes == p->last_value.raw_bytes && p->index->n_shards &&
+	    memcmp(value.raw, p->last_value.raw, value.raw_bytes) == 0)
+		return 0;
 	if (value.bytes > MAX_FILE_NAME)
 		return hr__json_fail(&p->json, value.raw, HR_E_PATH, "a shard's name has %zu bytes; the limit is %d", value.bytes,
 				     MAX_FILE_NAME);
+	p->last_value = value;
 	hr__json_decode(&value, text);
-	if (p->index->n_shards && is_shard(p->index, p->last_shard, text, value.bytes))
-		return 0;
 	hash = hr__hash(p->key, text, value.bytes);
 	for (size_t at = hr__names_first(&p->shard_names, hash); hr__names_next(&p->shard_names, hash, &at, &number);) {
 		if (is_shard(p->index, number, text, value.bytes)) {

@@ -39,4 +39,15 @@ void hr__index_free(struct hr__index *index);
 /* The entry of a name, or NULL. */
 const struct hr__index_entry *hr__index_find(const struct hr__index *index, uint64_t hash, const char *name, size_t name_len);
 
+/* Starts to bring in what the look-ups of two hashes will need, the second of them sooner. */
+static inline void hr__index_expect(const struct hr__index *index, uint64_t hash, uint64_t sooner)
+{
+	size_t at = hr__names_first(&index->names, sooner);
+	uint32_t number;
+
+	hr__names_expect(&index->names, hash);
+	if (hr__names_next(&index->names, sooner, &at, &number))
+		__builtin_prefetch(&index->entries[number]);
+}
+
 #endif

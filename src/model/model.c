@@ -226,6 +226,11 @@ static int number_shard(hr_model *model, uint32_t s, const struct hr__index *ind
 		const struct hr__index_entry *listed =
 			index ? hr__index_find(index, entry->hash, entry->name, entry->name_len) : NULL;
 
+		if (i + 8 < shard->header.n_entries) {
+			hr__names_expect(&model->names, entry[8].hash);
+			if (index)
+				hr__index_expect(index, entry[8].hash, entry[4].hash);
+		}
 		if (!index) {
 			code = add_tensor(model, entry, s, 0, s == 0);
 		} else if (!listed) {
