@@ -16,6 +16,7 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -433,6 +434,11 @@ uint64_t hr__os_thread_cpu_ns(void)
 	return clock_ns(CLOCK_THREAD_CPUTIME_ID);
 }
 
+uint64_t hr__os_process_cpu_ns(void)
+{
+	return clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+}
+
 void hr__os_sleep_ns(uint64_t ns)
 {
 	struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
@@ -459,6 +465,11 @@ int hr__os_thread(pthread_t *out, const char *name, void *(*run)(void *), void *
 	if (!error)
 		pthread_setname_np(*out, name);
 	return error;
+}
+
+void hr__os_precise_waits(void)
+{
+	prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
 }
 
 int hr__os_cond_init(pthread_cond_t *cond)

@@ -84,10 +84,13 @@ void hr__os_fork_mark_free(const volatile uint32_t *mark);
 
 uint64_t hr__os_now_ns(void);        /* monotonic */
 uint64_t hr__os_thread_cpu_ns(void); /* of the calling thread */
+uint64_t hr__os_process_cpu_ns(void);
 void hr__os_sleep_ns(uint64_t ns);
 int hr__os_random(void *out, size_t bytes);
 /* A joinable thread that blocks all signals; `name` up to 15 bytes. */
 int hr__os_thread(pthread_t *out, const char *name, void *(*run)(void *), void *arg);
+/* Lets short waits of the calling thread end when they should, not some 50 microseconds later. */
+void hr__os_precise_waits(void);
 /* A condition variable on the monotonic clock. */
 int hr__os_cond_init(pthread_cond_t *cond);
 /* Waits until `deadline_ns` (monotonic; UINT64_MAX = for ever); false once the deadline has passed. */
