@@ -301,11 +301,15 @@ HR_API int hr_device_info(hr_device *device, struct hr_device_info *out);
 /** One device, one pool of staging memory, the engines and their threads: the thing that moves bytes. */
 typedef struct hr_loader hr_loader;
 
-/** hr_loader_opts.caching: decide for each range, see below. */
+/**
+ * hr_loader_opts.caching: decide for each range. What is in the page cache is read from there; cold bytes are read
+ * through it (so that the next reader finds them) if the whole model fits well into the memory that the process may
+ * use, or the file system is a network's, and around it otherwise.
+ */
 #define HR_CACHING_AUTO 0u
-/** Cold bytes go through the page cache, so that the next reader finds them there. */
+/** All reads go through the page cache and fill it. */
 #define HR_CACHING_FILL 1u
-/** Cold bytes go around the page cache (O_DIRECT). */
+/** All reads go around the page cache (O_DIRECT); HR_E_UNSUPPORTED where the file system refuses that. */
 #define HR_CACHING_BYPASS 2u
 
 /** Smallest pool and slot that are accepted; see hr_loader_opts. */
@@ -566,8 +570,9 @@ struct hr_ceiling {
 };
 #define HR_CEILING_INIT {sizeof(struct hr_ceiling)}
 /**
- * Measures a ceiling: up to `bytes` (0: the whole model once). Takes memory of its own, no more than the pool has.
- * The loader must be idle. Errors: HR_E_BUSY, HR_E_OPTS, and those of what is measured.
+ * Measures a ceiling: up to `bytes` (0: as many as the model has). Takes memory of its own: no more than the pool has,
+ * but for HR_CEILING_MEMORY up to 4 GiB, since the destination of a load is fresh memory too. The loader should be idle.
+ * Errors: HR_E_OPTS, HR_E_UNSUPPORTED (O_DIRECT refused), and those of what is measured.
  */
 HR_API int hr_ceiling(hr_loader *loader, hr_model *model, uint32_t kind, uint64_t bytes, struct hr_ceiling *out);
 

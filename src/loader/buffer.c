@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that is handed out. A buffer is a counted view of a block, a block one allocation of the device; small tensors of a feed
+ * share blocks. The heap is what remains of a loader for as long as blocks are out.
+ *
+ * hr_buffer_release() may run anywhere: in a language's collector, under a caller's lock. So while the loader lives it only pushes
+ * the block onto a lock-free stack and pokes the drainer; memory of a caller's hooks goes back on the next thread that is inside
+ * one of our calls. Host memory needs none of this and goes back at once.
+ */
+#include "loader.h"
+
+#include "core/arith.h"
+#include "core/mem.h"
+
+#include <stdio.h>
+
+#define BUFFER_ALIGN 256
+
+struct hr_buffer {
+	struct hr__block *block;
+	void *memory;
+	uint64_t bytes;
+	_Atomic uint32_t count;
+};
+
+int hr__heap_new(hr_device *device, const struct hr_loader_opts *opts, pthread_cond_t *wake, struct hr__heap **out)
+{
+	struct hr__heap *heap = hr__calloc(1, sizeof(*heap));
+
+	*out = NULL;
+	if (!heap)
+		return HR_E_NOMEM;
+	heap->device = hr__device_acquire(device);
+	heap->alloc = opts->alloc;
+	heap->release = opts->release;
+	heap->ctx = opts->alloc_ctx;
+	heap->count = 1;
+	heap->is_open = true;
+	heap->wake = wake;
+	*out = heap;
+	return 0;
+}
+
+static void heap_unref(struct hr__heap *heap)
+{
+	if (atomic_fetch_sub(&heap->count, 1) > 1)
+		return;
+	hr_device_close(heap->device);
+	hr__free(heap);
+}
+
+/* Gives one allocation back. A failure of the driver has nobody to go to: the memory then is the driver's to clean up. */
+static void block_free(struct hr__block *block, void *stream)
+{
+	struct hr__heap *heap = block->heap;
+	struct hr__device_error ignored;
+
+	if (block->memory && heap->release)
+		heap->release(heap->ctx, block->memory, block->bytes, stream);
+	else if (block->memory)
+		heap->device->ops->release(heap->device, block->memory, block->bytes, &ignored);
+	atomic_fetch_sub(&heap->bytes, block->bytes);
+	hr__free(block);
+	heap_unref(heap);
+}
+
+static bool must_wait_for_loader(const struct hr__heap *heap)
+{
+	return heap->is_open && (heap->release || !(heap->device->ops->caps & HR__DEVICE_HOST));
+}
+
+void hr__heap_reap(struct hr__heap *heap, bool may_call_hooks)
+{
+	struct hr__block *block;
+
+	if (heap->release && !may_call_hooks)
+		return;
+	if (!atomic_load_explicit(&heap->given_back, memory_order_relaxed))
+		return;
+	block = atomic_exchange(&heap->given_back, NULL);
+	while (block) {
+		struct hr__block *next = block->next;
+
+		block_free(block, NULL);
+		block = next;
+	}
+}
+
+void hr__heap_close(struct hr__heap *heap)
+{
+	if (!heap)
+		return;
+	heap->is_open = false;
+	hr__heap_reap(heap, true);
+	heap_unref(heap);
+}
+
+void hr__block_release(struct hr__block *block)
+{
+	struct hr__heap *heap = block->heap;
+	struct hr__block *head;
+
+	if (atomic_fetch_sub(&block->count, 1) > 1)
+		return;
+	if (!must_wait_for_loader(heap)) {
+		block_free(block, NULL);
+		return;
+	}
+	head = atomic_load(&heap->given_back);
+	do {
+		block->next = head;
+	} while (!atomic_compare_exchange_weak(&heap->given_back, &head, block));
+	/* Without the lock on purpose: a caller's lock may be held here. A poke that is missed costs a quarter of a second. */
+	if (!heap->release)
+		pthread_cond_signal(heap->wake);
+}
+
+static int no_memory(struct hr__heap *heap, int code, uint64_t bytes, const struct hr__device_error *error)
+{
+	char doing[96];
+
+	if (heap->alloc)
+		return hr__fail_at(&(struct hr__where){.stage = "device", .offset = HR_NO_OFFSET}, HR_E_DEVICE_MEMORY,
+				   "the caller's allocator gave no memory for %" PRIu64 " bytes on %s", bytes, heap->device->spec);
+	snprintf(doing, sizeof(doing), "cannot allocate %" PRIu64 " bytes", bytes);
+	return hr__device_fail(heap->device, code, doing, error);
+}
+
+int hr__block_new(struct hr__heap *heap, uint64_t bytes, void *stream, struct hr__block **out)
+{
+	struct hr__block *block = hr__calloc(1, sizeof(*block));
+	struct hr__device_error error = {0};
+	uint64_t now, peak;
+	int rc = 0;
+
+	*out = NULL;
+	if (!block)
+		return HR_E_NOMEM;
+	if (bytes && heap->alloc) {
+		block->memory = heap->alloc(heap->ctx, bytes, BUFFER_ALIGN, stream);
+		rc = block->memory ? 0 : HR_E_DEVICE_MEMORY;
+	} else if (bytes) {
+		rc = heap->device->ops->alloc(heap->device, bytes, &block->memory, &error);
+	}
+	if (rc) {
+		hr__free(block);
+		return no_memory(heap, rc, bytes, &error);
+	}
+	block->heap = heap;
+	block->bytes = bytes;
+	block->count = 1;
+	atomic_fetch_add(&heap->count, 1);
+	now = atomic_fetch_add(&heap->bytes, bytes) + bytes;
+	peak = heap->peak_bytes;
+	while (now > peak && !atomic_compare_exchange_weak(&heap->peak_bytes, &peak, now))
+		;
+	*out = block;
+	return 0;
+}
+
+int hr__buffer_new(struct hr__block *block, uint64_t offset, uint64_t bytes, hr_buffer **out)
+{
+	hr_buffer *buffer = hr__malloc(sizeof(*buffer));
+
+	*out = NULL;
+	if (!buffer)
+		return HR_E_NOMEM;
+	atomic_fetch_add(&block->count, 1);
+	buffer->block = block;
+	buffer->memory = bytes ? (char *)block->memory + offset : NULL;
+	buffer->bytes = bytes;
+	buffer->count = 1;
+	*out = buffer;
+	return 0;
+}
+
+int hr_buffer_new(hr_loader *loader, uint64_t bytes, hr_buffer **out)
+{
+	struct hr__block *block;
+	int rc;
+
+	if (!out)
+		return hr__fail(HR_E_OPTS, "hr_buffer_new: the result has nowhere to go (NULL)");
+	*out = NULL;
+	rc = hr__loader_here(loader);
+	if (rc)
+		return rc;
+	hr__heap_reap(loader->heap, true);
+	rc = hr__block_new(loader->heap, bytes, NULL, &block);
+	if (rc)
+		return rc;
+	rc = hr__buffer_new(block, 0, bytes, out);
+	hr__block_release(block);
+	return rc;
+}
+
+void *hr_buffer_data(const hr_buffer *buffer)
+{
+	return buffer->memory;
+}
+
+uint64_t hr_buffer_bytes(const hr_buffer *buffer)
+{
+	return buffer->bytes;
+}
+
+hr_buffer *hr_buffer_acquire(hr_buffer *buffer)
+{
+	atomic_fetch_add(&buffer->count, 1);
+	return buffer;
+}
+
+/* In a forked child the memory is the parent's: nothing is given back. */
+static bool is_forked(const hr_buffer *buffer)
+{
+	const volatile uint32_t *mark = buffer->block->heap->device->fork_mark;
+
+	return mark && *mark == 0;
+}
+
+void hr_buffer_release(hr_buffer *buffer)
+{
+	if (!buffer || is_forked(buffer) || atomic_fetch_sub(&buffer->count, 1) > 1)
+		return;
+	hr__block_release(buffer->block);
+	hr__free(buffer);
+}
+
+int hr_buffer_release_on(hr_buffer *buffer, void *stream)
+{
+	struct hr__device_error error = {0};
+	struct hr__block *block;
+	hr_device *device;
+	int rc;
+
+	if (!buffer)
+		return 0;
+	block = buffer->block;
+	device = block->heap->device;
+	rc = hr__device_here(device);
+	if (rc)
+		return rc;
+	if (!(device->ops->caps & HR__DEVICE_STREAMS))
+		return hr__fail(HR_E_OPTS, "%s has no streams: use hr_buffer_release()", device->spec);
+	if (atomic_fetch_sub(&buffer->count, 1) > 1)
+		return 0;
+	/* A caller's allocator is told the stream. Our own memory may be shared with other buffers, whose last owner need not be
+	 * this one: so the device is told that nothing it gets back from now on is free before this stream has come so far. */
+	if (block->heap->release && atomic_fetch_sub(&block->count, 1) == 1) {
+		block_free(block, stream);
+	} else if (!block->heap->release) {
+		rc = device->ops->retire(device, stream, &error);
+		hr__block_release(block);
+	}
+	hr__free(buffer);
+	return rc ? hr__device_fail(device, rc, "cannot order a release after the stream", &error) : 0;
+}
+
+int hr_buffer_read(hr_buffer *buffer, uint64_t offset, void *dst, uint64_t bytes)
+{
+	struct hr__device_error error = {0};
+	hr_device *device;
+	uint64_t end;
+	int rc;
+
+	if (!buffer || (!dst && bytes))
+		return hr__fail(HR_E_OPTS, "hr_buffer_read: %s is NULL", buffer ? "dst" : "buffer");
+	device = buffer->block->heap->device;
+	rc = hr__device_here(device);
+	if (rc)
+		return rc;
+	if (!hr__add_u64(offset, bytes, &end) || end > buffer->bytes)
+		return hr__fail(HR_E_OPTS, "bytes %" PRIu64 " to %" PRIu64 " are outside of a buffer of %" PRIu64, offset,
+				offset + bytes, buffer->bytes);
+	if (bytes == 0)
+		return 0;
+	rc = device->ops->read_back(device, dst, (const char *)buffer->memory + offset, bytes, &error);
+	return rc ? hr__device_fail(device, rc, "cannot copy a buffer to host memory", &error) : 0;
+}

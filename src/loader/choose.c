@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How a chunk is read: by which engine, and through or around the page cache. Decided for each chunk, on the reader's thread and
+ * without the lock, since asking what is resident is a system call.
+ *
+ * With no engine named, bytes that are in the page cache are copied by the blocking engine, on as many threads as there are
+ * readers; cold ones go to the queued engine where there is one, which costs a tenth of the CPU time.
+ */
+#include "loader.h"
+
+#include "core/arith.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Whether a range is in the page cache. Where there is no way to tell, reading through the cache is the safe answer: it is right
+ * for what is cached and no disaster for what is not. */
+static bool is_resident(const struct hr__source *source, const struct hr__chunk *chunk)
+{
+	uint64_t resident;
+
+	if (hr__os_resident(&source->file, source->base + chunk->offset, chunk->bytes, &resident))
+		return true;
+	return resident == chunk->bytes;
+}
+
+static bool wants_direct(const hr_loader *loader, const struct hr_job *job, const struct hr__source *source, bool resident)
+{
+	if (source->file.fd < 0)
+		return true;
+	if (loader->caching == HR_CACHING_BYPASS)
+		return true;
+	if (loader->caching == HR_CACHING_FILL || resident || job->fill_cold)
+		return false;
+	return source->file.direct_fd >= 0 && source->file.offset_align <= job->plan.align && !job->direct_refused;
+}
+
+void hr__choose(const hr_loader *loader, const struct hr_job *job, const struct hr__chunk *chunk, struct hr__choice *out)
+{
+	const struct hr__source *source = hr__model_source(job->model, chunk->source);
+	bool is_asked = loader->caching == HR_CACHING_AUTO || (loader->blocking && loader->queued);
+	bool resident = is_asked && loader->caching != HR_CACHING_BYPASS && is_resident(source, chunk);
+
+	out->direct = wants_direct(loader, job, source, resident);
+	if (!loader->queued || (loader->blocking && resident && !out->direct))
+		out->engine = loader->blocking;
+	else
+		out->engine = loader->queued;
+}
+
+int hr__choose_check(const hr_loader *loader, const hr_model *model)
+{
+	for (uint32_t i = 0; i < hr__model_n_sources(model); i++) {
+		const struct hr__source *source = hr__model_source(model, i);
+		const char *fs = hr__os_fs_name(source->file.fs_magic);
+		char text[64];
+
+		if (source->file.direct_fd >= 0)
+			continue;
+		if (loader->caching == HR_CACHING_BYPASS || source->file.fd < 0)
+			return hr__fail_at(&(struct hr__where){.stage = "plan", .path = source->path, .offset = HR_NO_OFFSET,
+							       .system = source->file.direct_errno},
+					   HR_E_UNSUPPORTED,
+					   "%s cannot be read around the page cache: O_DIRECT is refused by %s (%s); use caching auto or fill",
+					   source->path, fs ? fs : "its file system",
+					   strerror_r(source->file.direct_errno, text, sizeof(text)));
+	}
+	return 0;
+}
+
+bool hr__choose_fill(const hr_loader *loader, const hr_model *model)
+{
+	uint64_t available;
+
+	if (loader->caching != HR_CACHING_AUTO)
+		return loader->caching == HR_CACHING_FILL;
+	if (hr__model_n_sources(model) > 0 && hr__os_fs_is_network(hr__model_source(model, 0)->file.fs_magic))
+		return true;
+	available = hr__os_memory_available();
+	return hr__model_bytes(model) <= available / 2;
+}
+
+void hr__choose_note(const hr_loader *loader, const struct hr_job *job, char *out, size_t out_bytes)
+{
+	char text[64];
+
+	out[0] = '\0';
+	if (loader->queued_reason[0]) {
+		snprintf(out, out_bytes, "uring not used: %s", loader->queued_reason);
+		return;
+	}
+	if (!job || loader->caching == HR_CACHING_FILL)
+		return;
+	if (job->direct_refused) {
+		snprintf(out, out_bytes, "O_DIRECT not used: the first such read failed with EINVAL");
+		return;
+	}
+	for (uint32_t i = 0; i < hr__model_n_sources(job->model); i++) {
+		const struct hr__file *file = &hr__model_source(job->model, i)->file;
+		const char *fs = hr__os_fs_name(file->fs_magic);
+
+		if (file->direct_fd >= 0)
+			continue;
+		snprintf(out, out_bytes, "O_DIRECT not used: refused by %s (%s)", fs ? fs : "the file system",
+			 strerror_r(file->direct_errno, text, sizeof(text)));
+		return;
+	}
+}
+
+uint32_t hr__choose_align(const hr_model *model, uint64_t slot_bytes)
+{
+	uint64_t align = HR__PLAN_ALIGN;
+
+	for (uint32_t i = 0; i < hr__model_n_sources(model); i++) {
+		const struct hr__file *file = &hr__model_source(model, i)->file;
+
+		/* A file system that wants more than a small slot has is read through the cache. */
+		if (file->direct_fd >= 0 && file->offset_align <= slot_bytes / 2)
+			align = hr__max_u64(align, file->offset_align);
+	}
+	return (uint32_t)align;
+}

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The drainer: the one thread that copies. It takes all slots that are full, sends the pieces that have a destination in one batch,
+ * and sets one fence behind it. Pieces that follow one another both in the slot and at the destination become one copy, so that
+ * tensors which lie in memory as they lie in the file cost one copy a slot, however many they are.
+ *
+ * A slot may be drained in several steps (a feed's destinations come late); it has one fence outstanding at most, so a batch is
+ * simply a list of slots. While copies are in flight the drainer looks at the oldest fence about every 20 microseconds, half the
+ * time that a slot takes on a fast link; otherwise it sleeps.
+ *
+ * It is also the clock: reads that miss their deadline are found here.
+ */
+#include "loader.h"
+
+#include "core/arith.h"
+#include "core/mem.h"
+
+#define POLL_NS ((uint64_t)20 * 1000)
+#define DEADLINE_TICK_NS ((uint64_t)5 * 1000000)
+#define REAP_TICK_NS ((uint64_t)250 * 1000000)
+
+/* Fences in flight, oldest first, each with the slots that it frees. */
+struct fences {
+	struct hr__slot_list slots[HR__MAX_FENCES];
+	uint64_t first, next; /* numbers: first .. next - 1 are outstanding */
+};
+
+/* What one batch does, counted outside the lock. */
+struct tally {
+	uint64_t n_copies, n_batches;
+	int code;
+	struct hr__device_error error;
+};
+
+/* ---- building and sending; no lock ---- */
+
+static void send(hr_loader *loader, size_t n, struct tally *tally)
+{
+	size_t n_calls = 0;
+
+	if (n == 0 || tally->code)
+		return;
+	tally->code = loader->device->ops->copy(loader->lane, loader->copies, n, &n_calls, &tally->error);
+	tally->n_copies += n;
+	tally->n_batches += n_calls;
+}
+
+static bool follows(const struct hr__copy *copy, const unsigned char *src, const unsigned char *dst)
+{
+	return (const unsigned char *)copy->src + copy->bytes == src && (unsigned char *)copy->dst + copy->bytes == dst;
+}
+
+/* Adds a slot's pieces to the copies of the batch, which hold n so far; answers how many they hold now. */
+static size_t add_slot(hr_loader *loader, const struct hr__slot *slot, size_t n, struct tally *tally)
+{
+	const struct hr_job *job = slot->job;
+
+	for (size_t span = slot->drained; span < slot->draining_to; span++) {
+		struct hr__piece piece;
+		unsigned char *src, *dst;
+
+		if (!hr__chunk_piece(&job->plan, &slot->chunk, span, &piece))
+			continue;
+		src = slot->payload + piece.at;
+		dst = job->dst[span] + piece.from;
+		if (n > 0 && follows(&loader->copies[n - 1], src, dst)) {
+			loader->copies[n - 1].bytes += piece.bytes;
+			continue;
+		}
+		if (n == HR__MAX_COPIES) {
+			send(loader, n, tally);
+			n = 0;
+		}
+		loader->copies[n++] = (struct hr__copy){dst, src, (size_t)piece.bytes};
+	}
+	return n;
+}
+
+/* The lane waits for the caller's stream before the first copy of a job that asked for it. */
+static void apply_mark(hr_loader *loader, struct hr_job *job, struct tally *tally)
+{
+	if (!job->mark || tally->code)
+		return;
+	tally->code = loader->device->ops->lane_after(loader->lane, job->mark, &tally->error);
+	loader->device->ops->mark_free(loader->device, job->mark);
+	job->mark = NULL;
+}
+
+/* Part of a batch that failed may be in flight. A driver that will still fence says when it is over; one that will not has failed
+ * for good, and by its own rules touches nothing any more. */
+static void quiesce(hr_loader *loader, uint64_t fence)
+{
+	struct hr__device_error ignored;
+
+	if (loader->device->ops->fence(loader->lane, fence, &ignored))
+		return;
+	while (loader->device->ops->fence_done(loader->lane, fence, &ignored) == 0)
+		hr__os_sleep_ns(POLL_NS);
+}
+
+static void send_batch(hr_loader *loader, struct hr__slot_list *batch, uint64_t fence, struct tally *tally)
+{
+	size_t n = 0;
+
+	*tally = (struct tally){0};
+	for (struct hr__slot *slot = batch->head; slot; slot = slot->next) {
+		apply_mark(loader, slot->job, tally);
+		n = add_slot(loader, slot, n, tally);
+	}
+	send(loader, n, tally);
+	if (!tally->code)
+		tally->code = loader->device->ops->fence(loader->lane, fence, &tally->error);
+	if (tally->code)
+		quiesce(loader, fence);
+}
+
+/* ---- under the lock ---- */
+
+/* Full slots whose job goes on, each marked with how far it can be drained now. */
+static void collect(hr_loader *loader, struct hr__slot_list *batch)
+{
+	struct hr__slot *slot;
+
+	*batch = (struct hr__slot_list){0};
+	for (slot = hr__slot_pop(&loader->full_slots); slot; slot = hr__slot_pop(&loader->full_slots)) {
+		if (slot->job->code) {
+			hr__slot_land(loader, slot);
+			continue;
+		}
+		slot->draining_to = slot->chunk.last + 1 < slot->job->n_bound ? slot->chunk.last + 1 : slot->job->n_bound;
+		hr__pool_move(&loader->pool, slot, HR__SLOT_DRAINING);
+		hr__slot_push(batch, slot);
+	}
+}
+
+static void fail_copy(hr_loader *loader, struct hr_job *job, int code, const struct hr__device_error *error)
+{
+	struct hr__where where = {.stage = "copy", .offset = HR_NO_OFFSET, .system = error->system};
+
+	hr__job_fail(job, code, &where, "copying to %s failed: %s", loader->device->spec, error->reason);
+}
+
+/* The copies of a batch are over, well (code 0) or not. */
+static void finish_batch(hr_loader *loader, struct hr__slot_list *batch, int code, const struct hr__device_error *error)
+{
+	struct hr__slot *slot;
+
+	for (slot = hr__slot_pop(batch); slot; slot = hr__slot_pop(batch)) {
+		struct hr_job *job = slot->job;
+
+		if (code)
+			fail_copy(loader, job, code, error);
+		else if (!job->code)
+			hr__job_arrived(job, &slot->chunk, slot->drained, slot->draining_to);
+		slot->drained = slot->draining_to;
+		if (slot->drained <= slot->chunk.last && !job->code) {
+			hr__pool_move(&loader->pool, slot, HR__SLOT_FULL);
+			hr__drain(loader, slot);
+		} else {
+			hr__slot_land(loader, slot);
+		}
+	}
+}
+
+static void count_batch(hr_loader *loader, const struct hr__slot_list *batch, const struct tally *tally)
+{
+	struct hr_job *job = batch->head->job;
+
+	loader->counts.n_copies += tally->n_copies;
+	loader->counts.n_batches += tally->n_batches;
+	/* A batch of several jobs is counted for the first; telling them apart is not worth a loop here. */
+	job->counts.n_copies += tally->n_copies;
+	job->counts.n_batches += tally->n_batches;
+}
+
+/* Takes all full slots and sends them. Takes and gives the lock back in between. True if there was something to send. */
+static bool drain_full(hr_loader *loader, struct fences *fences)
+{
+	struct hr__slot_list batch;
+	struct tally tally;
+
+	if (!loader->full_slots.head || fences->next - fences->first == HR__MAX_FENCES)
+		return false;
+	collect(loader, &batch);
+	if (!batch.head)
+		return false;
+	pthread_mutex_unlock(&loader->lock);
+	send_batch(loader, &batch, fences->next, &tally);
+	pthread_mutex_lock(&loader->lock);
+	count_batch(loader, &batch, &tally);
+	if (tally.code) {
+		finish_batch(loader, &batch, tally.code, &tally.error);
+		return true;
+	}
+	fences->slots[fences->next % HR__MAX_FENCES] = batch;
+	fences->next++;
+	return true;
+}
+
+/* Finishes the batches whose fences are done. True if one was. */
+static bool settle_fences(hr_loader *loader, struct fences *fences)
+{
+	bool any = false;
+
+	while (fences->first < fences->next) {
+		struct hr__device_error error = {0};
+		int done;
+
+		pthread_mutex_unlock(&loader->lock);
+		done = loader->device->ops->fence_done(loader->lane, fences->first, &error);
+		pthread_mutex_lock(&loader->lock);
+		if (done == 0)
+			break;
+		finish_batch(loader, &fences->slots[fences->first % HR__MAX_FENCES], done < 0 ? done : 0, &error);
+		fences->first++;
+		any = true;
+	}
+	return any;
+}
+
+/* ---- deadlines; under the lock ---- */
+
+static void lose(hr_loader *loader, struct hr__slot *slot)
+{
+	struct hr_job *job = slot->job;
+	const struct hr__source *source = hr__model_source(job->model, slot->chunk.source);
+	struct hr__where where = {.stage = "read", .path = source->path, .offset = slot->envelope.offset};
+
+	where.tensor = hr__model_tensor_name(job->model, job->tensors[slot->chunk.first], &where.tensor_len);
+	hr__job_fail(job, HR_E_TIMEDOUT, &where,
+		     "%s: a read of %" PRIu64 " bytes at %" PRIu64 " has not come back within %" PRIu32 " ms; its staging memory is kept",
+		     source->path, slot->envelope.asked, slot->envelope.offset, job->io_timeout_ms);
+	slot->lost_model = hr_model_acquire(job->model);
+	slot->deadline_ns = UINT64_MAX;
+	if (slot->blocks_reader)
+		loader->n_stuck_readers++;
+	hr__pool_move(&loader->pool, slot, HR__SLOT_LOST);
+	slot->job = NULL;
+	hr__job_landed(job);
+}
+
+/* With nothing left to read into, or nobody left to read, whoever waits must be told. */
+static void fail_if_nothing_is_left(hr_loader *loader)
+{
+	while (loader->jobs &&
+	       (loader->pool.n_lost == loader->pool.n_slots || loader->n_stuck_readers == loader->n_readers)) {
+		struct hr_job *job = loader->jobs;
+
+		hr__job_fail(job, HR_E_LOST, NULL, "no staging memory or no reader is left: earlier reads never came back");
+		if (loader->jobs == job) /* it still has chunks in motion; it is told, and that is all that can be done */
+			break;
+	}
+}
+
+static void check_deadlines(hr_loader *loader)
+{
+	uint64_t now;
+	bool any = false;
+
+	if (loader->n_deadlines == 0)
+		return;
+	now = hr__os_now_ns();
+	for (uint32_t i = 0; i < loader->pool.n_slots; i++) {
+		struct hr__slot *slot = &loader->pool.slots[i];
+
+		if (slot->state == HR__SLOT_FILLING && slot->deadline_ns <= now) {
+			lose(loader, slot);
+			any = true;
+		}
+	}
+	if (any)
+		fail_if_nothing_is_left(loader);
+}
+
+/* ---- the thread ---- */
+
+static void sleep_a_while(hr_loader *loader, const struct fences *fences)
+{
+	uint64_t now = hr__os_now_ns(), until = UINT64_MAX;
+
+	if (fences->first < fences->next)
+		until = now + POLL_NS;
+	else if (loader->n_deadlines > 0)
+		until = now + DEADLINE_TICK_NS;
+	else if (loader->heap->bytes > 0)
+		until = now + REAP_TICK_NS;
+	loader->drainer_waiting = true;
+	hr__os_cond_wait(&loader->full, &loader->lock, until);
+	loader->drainer_waiting = false;
+}
+
+static void reap(hr_loader *loader)
+{
+	if (!atomic_load_explicit(&loader->heap->given_back, memory_order_relaxed))
+		return;
+	pthread_mutex_unlock(&loader->lock);
+	hr__heap_reap(loader->heap, false);
+	pthread_mutex_lock(&loader->lock);
+}
+
+static void report_ready(hr_loader *loader)
+{
+	struct hr__device_error error = {0};
+	int code = loader->device->ops->lane_open(loader->device, &loader->lane, &error);
+
+	pthread_mutex_lock(&loader->lock);
+	loader->lane_code = code;
+	loader->lane_error = error;
+	loader->lane_ready = true;
+	pthread_cond_broadcast(&loader->idle);
+	pthread_mutex_unlock(&loader->lock);
+}
+
+void *hr__drainer_main(void *arg)
+{
+	hr_loader *loader = arg;
+	struct fences fences = {.first = 1, .next = 1};
+
+	hr__os_precise_waits();
+	report_ready(loader);
+	if (loader->lane_code)
+		return NULL;
+	pthread_mutex_lock(&loader->lock);
+	for (;;) {
+		bool busy = drain_full(loader, &fences);
+
+		busy |= settle_fences(loader, &fences);
+		check_deadlines(loader);
+		reap(loader);
+		if (busy || loader->full_slots.head)
+			continue;
+		if (loader->stop && fences.first == fences.next)
+			break;
+		sleep_a_while(loader, &fences);
+	}
+	pthread_mutex_unlock(&loader->lock);
+	loader->device->ops->lane_close(loader->lane);
+	return NULL;
+}

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A feed: a job whose destinations come one after the other. Reading runs ahead into slots and parks there; hr_feed_next() takes
+ * memory for the next tensor, binds it, and waits until its last byte has arrived.
+ *
+ * Small tensors that follow one another are bound together in one block of at most ARENA_BYTES, each at a multiple of 256: so a
+ * hundred thousand of them cost a few hundred allocations, and where they lie in memory as in the file the drainer merges their
+ * copies. Each still is a buffer of its own that counts on the block. A caller's allocator gets one call per tensor instead: what
+ * it hands out belongs to one tensor, and it hears which stream that was released on.
+ */
+#include "loader.h"
+
+#include "core/arith.h"
+#include "core/mem.h"
+
+#define ARENA_BYTES ((uint64_t)8 << 20)
+#define ARENA_MAX_TENSORS 4096
+#define MEMBER_ALIGN 256
+
+struct hr_feed {
+	struct hr_job *job;
+	hr_buffer **bound; /* of the tensors bound together, not yet handed out */
+	size_t n_bound, first_bound, max_bound;
+	size_t next;       /* span to hand out */
+	bool is_over;      /* its failure has been told */
+};
+
+/* All tensors, or those asked for, as reads. */
+static struct hr_read *reads_of(const hr_model *model, const struct hr_feed_opts *opts, size_t *n)
+{
+	struct hr_read *reads;
+
+	*n = opts->tensors ? opts->n_tensors : (size_t)hr_model_n_tensors(model);
+	reads = hr__calloc(*n, sizeof(*reads));
+	for (size_t i = 0; reads && i < *n; i++)
+		reads[i] = (struct hr_read){.tensor = opts->tensors ? opts->tensors[i] : i, .length = UINT64_MAX};
+	return reads;
+}
+
+int hr_feed_open(hr_loader *loader, hr_model *model, const struct hr_feed_opts *opts, hr_feed **out)
+{
+	struct hr__job_request request = {.is_feed = true};
+	struct hr_feed_opts own;
+	struct hr_feed *feed;
+	int rc;
+
+	if (!out || !model)
+		return hr__fail(HR_E_OPTS, "hr_feed_open: %s is NULL", out ? "the model" : "the result");
+	*out = NULL;
+	rc = hr__loader_here(loader);
+	if (!rc)
+		rc = hr__opts_copy(&own, sizeof(own), opts, "hr_feed_opts");
+	if (!rc && (own.flags & ~HR_FEED_GIVEN_ORDER))
+		rc = hr__fail(HR_E_OPTS, "hr_feed_opts.flags is 0x%x: only HR_FEED_GIVEN_ORDER is known", own.flags);
+	if (rc)
+		return rc;
+	hr__heap_reap(loader->heap, true);
+	feed = hr__calloc(1, sizeof(*feed));
+	request.reads = feed ? reads_of(model, &own, &request.n_reads) : NULL;
+	request.io_timeout_ms = own.io_timeout_ms;
+	request.wait_stream = own.wait_stream;
+	request.signal_stream = own.signal_stream;
+	request.sorted = !(own.flags & HR_FEED_GIVEN_ORDER);
+	rc = request.reads ? hr__job_new(loader, model, &request, &feed->job) : HR_E_NOMEM;
+	hr__free((void *)(uintptr_t)request.reads);
+	if (rc) {
+		hr__free(feed);
+		return rc;
+	}
+	hr__job_run(feed->job);
+	*out = feed;
+	return 0;
+}
+
+/* How many tensors from `next` on share a block, and its size. At least one. */
+static size_t group_from(const struct hr_feed *feed, uint64_t *bytes)
+{
+	const struct hr_job *job = feed->job;
+	bool may_share = !job->loader->heap->alloc;
+	size_t n = 0;
+
+	*bytes = 0;
+	while (feed->next + n < job->n_spans && n < ARENA_MAX_TENSORS) {
+		uint64_t more = hr__round_up(job->spans[feed->next + n].bytes, MEMBER_ALIGN);
+
+		if (n > 0 && (!may_share || *bytes + more > ARENA_BYTES))
+			break;
+		*bytes += more;
+		n++;
+	}
+	if (n == 1) /* alone, it needs no padding */
+		*bytes = job->spans[feed->next].bytes;
+	return n;
+}
+
+/* Under the lock: full slots that waited for these destinations go to the drainer. */
+static void unpark(struct hr_job *job)
+{
+	struct hr__slot_list waiting = job->parked;
+	struct hr__slot *slot;
+
+	job->parked = (struct hr__slot_list){0};
+	for (slot = hr__slot_pop(&waiting); slot; slot = hr__slot_pop(&waiting))
+		hr__drain(job->loader, slot);
+}
+
+static int make_room(struct hr_feed *feed, size_t n)
+{
+	hr_buffer **bigger;
+
+	if (n <= feed->max_bound)
+		return 0;
+	bigger = hr__realloc(feed->bound, n, sizeof(hr_buffer *));
+	if (!bigger)
+		return HR_E_NOMEM;
+	feed->bound = bigger;
+	feed->max_bound = n;
+	return 0;
+}
+
+static void release_bound(struct hr_feed *feed)
+{
+	for (size_t i = feed->first_bound; i < feed->n_bound; i++)
+		hr_buffer_release(feed->bound[i]);
+	feed->n_bound = feed->first_bound = 0;
+}
+
+/* Takes memory for the next tensor and those that share its block, and lets their bytes come. */
+static int bind_next(struct hr_feed *feed)
+{
+	struct hr_job *job = feed->job;
+	struct hr__block *block;
+	uint64_t bytes, at = 0;
+	size_t n = group_from(feed, &bytes);
+	int rc = make_room(feed, n);
+
+	if (!rc)
+		rc = hr__block_new(job->loader->heap, bytes, job->signal_stream, &block);
+	if (rc)
+		return rc;
+	feed->first_bound = feed->n_bound = 0;
+	for (size_t i = 0; i < n && !rc; i++) {
+		uint64_t own = job->spans[feed->next + i].bytes;
+
+		rc = hr__buffer_new(block, at, own, &feed->bound[i]);
+		if (!rc)
+			feed->n_bound++;
+		at += hr__round_up(own, MEMBER_ALIGN);
+	}
+	hr__block_release(block);
+	if (rc) {
+		release_bound(feed);
+		return rc;
+	}
+	pthread_mutex_lock(&job->loader->lock);
+	for (size_t i = 0; i < n; i++)
+		job->dst[feed->next + i] = hr_buffer_data(feed->bound[i]);
+	job->n_bound = feed->next + n;
+	unpark(job);
+	hr__wake_readers(job->loader, job->loader->n_readers);
+	pthread_mutex_unlock(&job->loader->lock);
+	return 0;
+}
+
+/* Waits until the tensor's last byte is in place, or the job has failed. */
+static bool wait_arrived(struct hr_job *job, size_t span)
+{
+	bool arrived;
+
+	pthread_mutex_lock(&job->loader->lock);
+	while (job->left[span] > 0 && !job->code)
+		hr__os_cond_wait(&job->changed, &job->loader->lock, UINT64_MAX);
+	arrived = job->left[span] == 0 && !job->code;
+	pthread_mutex_unlock(&job->loader->lock);
+	return arrived;
+}
+
+/* The feed's failure, told once with what was handed out before, and the same code ever after. */
+static int tell_failure(struct hr_feed *feed)
+{
+	struct hr_job *job = feed->job;
+	int rc;
+
+	pthread_mutex_lock(&job->loader->lock);
+	rc = hr__error_restore(&job->error);
+	pthread_mutex_unlock(&job->loader->lock);
+	feed->is_over = true;
+	return rc;
+}
+
+/* A change of the file condemns the tensor at hand; the message says how many went out before anybody could know. */
+static int check_before_handing_out(struct hr_feed *feed)
+{
+	struct hr_job *job = feed->job;
+	const struct hr__source *source = hr__model_source(job->model, job->spans[feed->next].source);
+	struct hr__error_record record;
+	struct hr__where where;
+	int rc = hr__source_check(source);
+
+	if (!rc)
+		return 0;
+	hr__error_save(&record);
+	where = (struct hr__where){.stage = "read", .path = source->path, .offset = HR_NO_OFFSET};
+	where.tensor = hr__model_tensor_name(job->model, job->tensors[feed->next], &where.tensor_len);
+	pthread_mutex_lock(&job->loader->lock);
+	hr__job_fail(job, rc, &where, "%s; %zu tensors were handed out before this was seen, do not trust those of this file",
+		     record.message, feed->next);
+	pthread_mutex_unlock(&job->loader->lock);
+	return tell_failure(feed);
+}
+
+static int signal_consumer(struct hr_job *job)
+{
+	struct hr__device_error error = {0};
+	hr_device *device = job->loader->device;
+	int rc = job->signal_stream ? device->ops->signal(device, job->signal_stream, &error) : 0;
+
+	return rc ? hr__device_fail(device, rc, "cannot signal the caller's stream", &error) : 0;
+}
+
+int hr_feed_next(hr_feed *feed, struct hr_tensor *tensor, hr_buffer **buffer)
+{
+	struct hr_job *job;
+	int rc;
+
+	if (!feed || !tensor || !buffer)
+		return hr__fail(HR_E_OPTS, "hr_feed_next: %s is NULL", !feed ? "the feed" : !tensor ? "tensor" : "buffer");
+	*buffer = NULL;
+	job = feed->job;
+	rc = hr__loader_here(job->loader);
+	if (rc)
+		return rc;
+	hr__heap_reap(job->loader->heap, true);
+	if (feed->is_over)
+		return tell_failure(feed);
+	if (feed->next == job->n_spans)
+		return hr__fail(HR_E_END, "the feed has handed out all of its %zu tensors", job->n_spans);
+	rc = hr_model_tensor(job->model, job->tensors[feed->next], tensor);
+	if (!rc && feed->first_bound == feed->n_bound)
+		rc = bind_next(feed);
+	if (rc)
+		return rc;
+	if (!wait_arrived(job, feed->next))
+		return tell_failure(feed);
+	rc = check_before_handing_out(feed);
+	if (!rc)
+		rc = signal_consumer(job);
+	if (rc)
+		return rc;
+	*buffer = feed->bound[feed->first_bound++];
+	feed->next++;
+	return 0;
+}
+
+int hr_feed_close(hr_feed *feed, uint32_t timeout_ms)
+{
+	int rc;
+
+	if (!feed)
+		return 0;
+	rc = hr_job_close(feed->job, timeout_ms);
+	if (rc)
+		return rc;
+	release_bound(feed);
+	hr__free(feed->bound);
+	hr__free(feed);
+	return 0;
+}
+
+int hr_feed_stats(hr_feed *feed, struct hr_stats *out)
+{
+	if (!feed)
+		return hr__fail(HR_E_OPTS, "hr_feed_stats: the feed is NULL");
+	return hr_job_stats(feed->job, out);
+}

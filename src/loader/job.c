@@ -1,0 +1,519 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Jobs: checking a request, starting it, and ending it. loader.h says when a job has settled. A job's first failure is its result;
+ * it is put into words by whoever finds it, in the job, and becomes the thread's last error of whoever waits.
+ *
+ * The files are compared with what they were on the waiter's thread, after the job has settled: then every byte that was read has
+ * been read, and no worker has to ask the file system.
+ */
+#include "loader.h"
+
+#include "core/arith.h"
+#include "core/mem.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- checking ---- */
+
+/* One read with all that belongs to it, for sorting. */
+struct wanted {
+	struct hr__span span;
+	unsigned char *dst;
+	uint64_t tensor;
+};
+
+static int fail_read_request(const hr_model *model, const struct hr_read *read, size_t i, int code, const char *what)
+{
+	struct hr__where where = {.stage = "plan", .offset = HR_NO_OFFSET};
+
+	where.tensor = hr__model_tensor_name(model, read->tensor, &where.tensor_len);
+	return hr__fail_at(&where, code, "read %zu: %s (offset %" PRIu64 ", length %" PRIu64 ", destination %" PRIu64 " bytes)", i,
+			   what, read->offset, read->length, read->dst_bytes);
+}
+
+static int check_read(const hr_model *model, const struct hr__job_request *request, size_t i, struct wanted *out)
+{
+	const struct hr_read *read = &request->reads[i];
+	struct hr__extent extent;
+	uint64_t length = read->length, end;
+
+	if (read->tensor >= hr_model_n_tensors(model))
+		return hr__fail_at(&(struct hr__where){.stage = "plan", .offset = HR_NO_OFFSET}, HR_E_OPTS,
+				   "read %zu: tensor number %" PRIu64 " is out of range: the model has %" PRIu64, i, read->tensor,
+				   hr_model_n_tensors(model));
+	hr__model_extent(model, read->tensor, &extent);
+	if (length == UINT64_MAX)
+		length = read->offset <= extent.bytes ? extent.bytes - read->offset : 0;
+	if (!hr__add_u64(read->offset, length, &end) || end > extent.bytes)
+		return fail_read_request(model, read, i, HR_E_OPTS, "the range is outside of the tensor");
+	if (!request->is_feed && length > 0 && !read->dst)
+		return fail_read_request(model, read, i, HR_E_OPTS, "the destination is NULL");
+	if (!request->is_feed && read->dst_bytes < length)
+		return fail_read_request(model, read, i, HR_E_SPACE, "the destination is too small");
+	*out = (struct wanted){{extent.offset + read->offset, length, extent.source}, read->dst, read->tensor};
+	return 0;
+}
+
+static int compare_wanted(const void *a, const void *b)
+{
+	const struct wanted *x = a, *y = b;
+
+	if (x->span.source != y->span.source)
+		return x->span.source < y->span.source ? -1 : 1;
+	if (x->span.offset != y->span.offset)
+		return x->span.offset < y->span.offset ? -1 : 1;
+	if (x->span.bytes != y->span.bytes)
+		return x->span.bytes < y->span.bytes ? -1 : 1;
+	return 0;
+}
+
+static bool is_in_order(const struct wanted *wanted, size_t n)
+{
+	for (size_t i = 1; i < n; i++)
+		if (compare_wanted(&wanted[i - 1], &wanted[i]) > 0)
+			return false;
+	return true;
+}
+
+/* Checks all reads and splits them into the job's arrays, in the order of reading. */
+static int take_reads(struct hr_job *job, const struct hr__job_request *request)
+{
+	size_t n = request->n_reads;
+	struct wanted *wanted = hr__calloc(n, sizeof(*wanted));
+	int rc = wanted ? 0 : HR_E_NOMEM;
+
+	for (size_t i = 0; i < n && !rc; i++)
+		rc = check_read(job->model, request, i, &wanted[i]);
+	if (!rc && request->sorted && !is_in_order(wanted, n))
+		qsort(wanted, n, sizeof(*wanted), compare_wanted);
+	job->spans = rc ? NULL : hr__calloc(n, sizeof(*job->spans));
+	job->tensors = rc ? NULL : hr__calloc(n, sizeof(*job->tensors));
+	job->dst = rc ? NULL : hr__calloc(n, sizeof(*job->dst));
+	job->left = rc || !request->is_feed ? NULL : hr__calloc(n, sizeof(*job->left));
+	if (!rc && (!job->spans || !job->tensors || !job->dst || (request->is_feed && !job->left)))
+		rc = HR_E_NOMEM;
+	for (size_t i = 0; i < n && !rc; i++) {
+		job->spans[i] = wanted[i].span;
+		job->tensors[i] = wanted[i].tensor;
+		job->dst[i] = wanted[i].dst;
+		if (job->left)
+			job->left[i] = wanted[i].span.bytes;
+		job->total_bytes += wanted[i].span.bytes;
+	}
+	hr__free(wanted);
+	return rc;
+}
+
+void hr__job_free(struct hr_job *job)
+{
+	if (!job)
+		return;
+	if (job->mark)
+		job->loader->device->ops->mark_free(job->loader->device, job->mark);
+	if (job->event_fd >= 0)
+		hr__os_close(job->event_fd);
+	pthread_cond_destroy(&job->changed);
+	hr__free(job->spans);
+	hr__free(job->tensors);
+	hr__free(job->dst);
+	hr__free(job->left);
+	hr_model_close(job->model);
+	hr__loader_unref(job->loader);
+	hr__free(job);
+}
+
+static int take_streams(struct hr_job *job, const struct hr__job_request *request)
+{
+	hr_device *device = job->loader->device;
+	struct hr__device_error error = {0};
+	int rc;
+
+	if (!request->wait_stream && !request->signal_stream)
+		return 0;
+	if (!(device->ops->caps & HR__DEVICE_STREAMS))
+		return hr__fail(HR_E_OPTS, "%s has no streams: leave wait_stream and signal_stream NULL", device->spec);
+	job->signal_stream = request->signal_stream;
+	if (!request->wait_stream)
+		return 0;
+	rc = device->ops->mark(device, request->wait_stream, &job->mark, &error);
+	return rc ? hr__device_fail(device, rc, "cannot wait for the caller's stream", &error) : 0;
+}
+
+int hr__job_new(hr_loader *loader, hr_model *model, const struct hr__job_request *request, struct hr_job **out)
+{
+	struct hr_job *job;
+	int rc;
+
+	*out = NULL;
+	job = hr__calloc(1, sizeof(*job));
+	if (!job)
+		return HR_E_NOMEM;
+	job->event_fd = -1;
+	job->io_timeout_ms = request->io_timeout_ms;
+	job->is_feed = request->is_feed;
+	rc = hr__os_cond_init(&job->changed);
+	if (rc) {
+		hr__free(job);
+		return hr__fail_errno(&(struct hr__where)HR__NOWHERE, rc, "make a condition variable");
+	}
+	job->loader = loader;
+	atomic_fetch_add(&loader->count, 1);
+	job->model = hr_model_acquire(model);
+	rc = hr__choose_check(loader, model);
+	if (!rc)
+		rc = take_reads(job, request);
+	if (!rc)
+		rc = take_streams(job, request);
+	if (rc) {
+		hr__job_free(job);
+		return rc;
+	}
+	job->n_bound = job->is_feed ? 0 : request->n_reads;
+	job->n_spans = request->n_reads;
+	job->fill_cold = hr__choose_fill(loader, model);
+	job->plan = (struct hr__plan){job->spans, job->n_spans, loader->pool.slot_bytes, HR__MAX_GAP_BYTES,
+				      hr__choose_align(model, loader->pool.slot_bytes), HR__MAX_IOV / 2};
+	*out = job;
+	return 0;
+}
+
+/* ---- running; all under the lock ---- */
+
+static void list_job(hr_loader *loader, struct hr_job *job)
+{
+	if (loader->jobs) {
+		job->next = loader->jobs;
+		job->previous = loader->jobs->previous;
+		job->previous->next = job->next->previous = job;
+	} else {
+		loader->jobs = job->next = job->previous = job;
+	}
+	loader->n_jobs++;
+	loader->n_deadlines += job->io_timeout_ms != 0;
+	job->is_listed = true;
+}
+
+static void unlist_job(hr_loader *loader, struct hr_job *job)
+{
+	job->next->previous = job->previous;
+	job->previous->next = job->next;
+	if (loader->jobs == job)
+		loader->jobs = job->next == job ? NULL : job->next;
+	loader->n_jobs--;
+	loader->n_deadlines -= job->io_timeout_ms != 0;
+	job->is_listed = false;
+}
+
+void hr__job_run(struct hr_job *job)
+{
+	hr_loader *loader = job->loader;
+
+	pthread_mutex_lock(&loader->lock);
+	job->started_ns = hr__os_now_ns();
+	loader->total_bytes += job->total_bytes;
+	loader->total_tensors += job->n_spans;
+	list_job(loader, job);
+	if (loader->is_closing || loader->is_closed)
+		hr__job_fail(job, HR_E_CANCELLED, NULL, "the loader is being closed");
+	else if (loader->pool.n_lost == loader->pool.n_slots || loader->n_stuck_readers == loader->n_readers)
+		hr__job_fail(job, HR_E_LOST, NULL,
+			     "no staging memory is left: earlier reads never came back; open a new loader, and look at the storage");
+	job->is_drawn = job->total_bytes == 0;
+	hr__job_try_settle(job);
+	hr__wake_readers(loader, loader->n_readers);
+	pthread_mutex_unlock(&loader->lock);
+}
+
+void hr__job_try_settle(struct hr_job *job)
+{
+	hr_loader *loader = job->loader;
+
+	if (job->is_settled || job->in_flight > 0 || !(job->is_drawn || job->code))
+		return;
+	job->is_settled = true;
+	job->settled_ns = hr__os_now_ns();
+	unlist_job(loader, job);
+	if (job->event_fd >= 0)
+		hr__os_eventfd_set(job->event_fd);
+	pthread_cond_broadcast(&job->changed);
+	pthread_cond_broadcast(&loader->idle);
+}
+
+void hr__job_landed(struct hr_job *job)
+{
+	job->in_flight--;
+	hr__job_try_settle(job);
+}
+
+void hr__job_fail(struct hr_job *job, int code, const struct hr__where *where, const char *format, ...)
+{
+	const struct hr__where nowhere = {.stage = "job", .offset = HR_NO_OFFSET};
+	struct hr__slot *slot;
+	char message[1024];
+	va_list args;
+
+	if (job->code)
+		return;
+	va_start(args, format);
+	vsnprintf(message, sizeof(message), format, args);
+	va_end(args);
+	hr__error_fill(&job->error, where ? where : &nowhere, code, "%s", message);
+	job->code = code;
+	if (job->is_settled) /* found out too late to stop anything, but not too late to tell */
+		return;
+	/* What waits for a destination will get none. Chunks in motion come back by themselves. */
+	job->in_flight++; /* so that the job does not settle in the middle of this */
+	for (slot = hr__slot_pop(&job->parked); slot; slot = hr__slot_pop(&job->parked))
+		hr__slot_land(job->loader, slot);
+	pthread_cond_broadcast(&job->changed);
+	hr__job_landed(job);
+}
+
+void hr__job_fail_read(struct hr_job *job, const struct hr__io *io, const struct hr__chunk *chunk)
+{
+	const struct hr__source *source = hr__model_source(job->model, chunk->source);
+	struct hr__where where = {.stage = "read", .path = source->path, .offset = io->offset - source->base, .system = io->system};
+	char text[64];
+
+	where.tensor = hr__model_tensor_name(job->model, job->tensors[chunk->first], &where.tensor_len);
+	if (io->code == HR_E_SHORT)
+		hr__job_fail(job, HR_E_SHORT, &where,
+			     "%s ended early: a read at byte %" PRIu64 " came back with nothing, %zu of %zu bytes were read; the "
+			     "file had %" PRIu64 " bytes when it was opened",
+			     source->path, where.offset, io->got, io->expected, source->bytes);
+	else
+		hr__job_fail(job, io->code, &where, "%s: reading %zu bytes at %" PRIu64 " failed: %s", source->path, io->asked,
+			     where.offset, strerror_r(io->system, text, sizeof(text)));
+}
+
+void hr__job_arrived(struct hr_job *job, const struct hr__chunk *chunk, size_t from, size_t to)
+{
+	uint64_t bytes = 0;
+
+	for (size_t span = from; span < to; span++) {
+		struct hr__piece piece;
+
+		if (!hr__chunk_piece(&job->plan, chunk, span, &piece))
+			continue;
+		bytes += piece.bytes;
+		if (job->left)
+			job->left[span] -= piece.bytes;
+	}
+	job->counts.done_bytes += bytes;
+	job->loader->counts.done_bytes += bytes;
+	if (!job->first_ns)
+		job->first_ns = hr__os_now_ns() - job->started_ns;
+	if (job->is_feed)
+		pthread_cond_broadcast(&job->changed);
+}
+
+/* ---- the waiter's side ---- */
+
+/* The files that a job has read: HR_E_CHANGED if one is no longer what it was. */
+static int check_files(const struct hr_job *job)
+{
+	uint32_t last = UINT32_MAX;
+
+	for (size_t i = 0; i < job->n_spans; i++) {
+		int rc;
+
+		if (job->spans[i].source == last)
+			continue;
+		last = job->spans[i].source;
+		rc = hr__source_check(hr__model_source(job->model, last));
+		if (rc)
+			return rc;
+	}
+	return 0;
+}
+
+int hr__job_result(struct hr_job *job)
+{
+	hr_loader *loader = job->loader;
+	struct hr__device_error error = {0};
+	bool must_check;
+	int rc = 0, code;
+
+	pthread_mutex_lock(&loader->lock);
+	must_check = !job->code && !job->is_checked;
+	pthread_mutex_unlock(&loader->lock);
+	if (must_check)
+		rc = check_files(job);
+	pthread_mutex_lock(&loader->lock);
+	if (must_check && rc && !job->code) {
+		hr__error_save(&job->error);
+		job->code = rc;
+	}
+	job->is_checked = true;
+	code = job->code;
+	pthread_mutex_unlock(&loader->lock);
+	if (code)
+		return hr__error_restore(&job->error);
+	if (job->signal_stream) {
+		rc = loader->device->ops->signal(loader->device, job->signal_stream, &error);
+		if (rc)
+			return hr__device_fail(loader->device, rc, "cannot signal the caller's stream", &error);
+	}
+	return 0;
+}
+
+static uint64_t deadline_after(uint32_t timeout_ms)
+{
+	return timeout_ms == HR_FOREVER ? UINT64_MAX : hr__os_now_ns() + (uint64_t)timeout_ms * 1000000;
+}
+
+/* Waits until the job has settled; false if the time is over first. */
+static bool wait_settled(struct hr_job *job, uint32_t timeout_ms)
+{
+	uint64_t deadline = deadline_after(timeout_ms);
+	bool in_time = true, settled;
+
+	pthread_mutex_lock(&job->loader->lock);
+	while (!job->is_settled && in_time)
+		in_time = hr__os_cond_wait(&job->changed, &job->loader->lock, deadline);
+	settled = job->is_settled;
+	pthread_mutex_unlock(&job->loader->lock);
+	return settled;
+}
+
+/* ---- public ---- */
+
+int hr_job_start(hr_loader *loader, hr_model *model, const struct hr_read *reads, size_t n_reads,
+		 const struct hr_job_opts *opts, hr_job **out)
+{
+	struct hr_job_opts own;
+	struct hr__job_request request = {.reads = reads, .n_reads = n_reads, .sorted = true};
+	int rc;
+
+	if (!out || !model || (!reads && n_reads))
+		return hr__fail(HR_E_OPTS, "hr_job_start: %s is NULL", !out ? "the result" : !model ? "the model" : "reads");
+	*out = NULL;
+	rc = hr__loader_here(loader);
+	if (!rc)
+		rc = hr__opts_copy(&own, sizeof(own), opts, "hr_job_opts");
+	if (!rc && own.flags)
+		rc = hr__fail(HR_E_OPTS, "hr_job_opts.flags is 0x%x: there are no such flags", own.flags);
+	if (rc)
+		return rc;
+	hr__heap_reap(loader->heap, true);
+	request.io_timeout_ms = own.io_timeout_ms;
+	request.wait_stream = own.wait_stream;
+	request.signal_stream = own.signal_stream;
+	rc = hr__job_new(loader, model, &request, out);
+	if (!rc)
+		hr__job_run(*out);
+	return rc;
+}
+
+int hr_job_wait(hr_job *job, uint32_t timeout_ms)
+{
+	int rc;
+
+	if (!job)
+		return hr__fail(HR_E_OPTS, "hr_job_wait: the job is NULL");
+	rc = hr__loader_here(job->loader);
+	if (rc)
+		return rc;
+	if (!wait_settled(job, timeout_ms))
+		return hr__fail(HR_E_PENDING, "the job has not settled within %" PRIu32 " ms; it goes on", timeout_ms);
+	return hr__job_result(job);
+}
+
+int hr_job_cancel(hr_job *job)
+{
+	int rc;
+
+	if (!job)
+		return 0;
+	rc = hr__loader_here(job->loader);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&job->loader->lock);
+	if (!job->is_settled)
+		hr__job_fail(job, HR_E_CANCELLED, NULL, "the job was cancelled");
+	pthread_mutex_unlock(&job->loader->lock);
+	return 0;
+}
+
+int hr_job_close(hr_job *job, uint32_t timeout_ms)
+{
+	int rc = hr_job_cancel(job);
+
+	if (!job || rc)
+		return rc;
+	if (!wait_settled(job, timeout_ms))
+		return hr__fail(HR_E_BUSY, "the job has reads or copies in flight after %" PRIu32 " ms; its destinations must stay",
+				timeout_ms);
+	hr__job_free(job);
+	return 0;
+}
+
+int hr_job_fd(hr_job *job, int *fd)
+{
+	int rc, made = -1;
+
+	if (!job || !fd)
+		return hr__fail(HR_E_OPTS, "hr_job_fd: %s is NULL", job ? "fd" : "the job");
+	*fd = -1;
+	rc = hr__loader_here(job->loader);
+	if (rc)
+		return rc;
+	rc = hr__os_eventfd(&made);
+	if (rc)
+		return hr__fail_errno(&(struct hr__where)HR__NOWHERE, rc, "make an eventfd");
+	pthread_mutex_lock(&job->loader->lock);
+	if (job->event_fd < 0) {
+		job->event_fd = made;
+		made = -1;
+		if (job->is_settled)
+			hr__os_eventfd_set(job->event_fd);
+	}
+	*fd = job->event_fd;
+	pthread_mutex_unlock(&job->loader->lock);
+	hr__os_close(made);
+	return 0;
+}
+
+/* A job and a wait, for a range that goes to one place. */
+static int read_now(hr_loader *loader, hr_model *model, uint64_t tensor, void *dst, uint64_t dst_bytes)
+{
+	struct hr_read read = {tensor, 0, UINT64_MAX, dst, dst_bytes};
+	hr_job *job;
+	int rc = hr_job_start(loader, model, &read, 1, NULL, &job);
+
+	if (rc)
+		return rc;
+	rc = hr_job_wait(job, HR_FOREVER);
+	hr_job_close(job, HR_FOREVER);
+	return rc;
+}
+
+int hr_read_into(hr_loader *loader, hr_model *model, uint64_t tensor, void *dst, uint64_t dst_bytes)
+{
+	return read_now(loader, model, tensor, dst, dst_bytes);
+}
+
+int hr_get(hr_loader *loader, hr_model *model, uint64_t tensor, hr_buffer **out)
+{
+	struct hr_tensor t = HR_TENSOR_INIT;
+	int rc;
+
+	if (!out || !model)
+		return hr__fail(HR_E_OPTS, "hr_get: %s is NULL", out ? "the model" : "the result");
+	*out = NULL;
+	rc = hr_model_tensor(model, tensor, &t);
+	if (!rc)
+		rc = hr_buffer_new(loader, t.bytes, out);
+	if (rc)
+		return rc;
+	rc = read_now(loader, model, tensor, hr_buffer_data(*out), t.bytes);
+	if (rc) {
+		hr_buffer_release(*out);
+		*out = NULL;
+	}
+	return rc;
+}

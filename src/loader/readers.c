@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Readers: the threads that bring bytes in. A reader draws a chunk together with a slot, decides how it is read, and reads it
+ * itself or hands it to the queued engine, whose thread is the last part of this file. Either way the slot comes back through
+ * finish_read().
+ *
+ * Who may take a slot: a chunk that somebody waits for (its first destination is known) may take any; look-ahead leaves
+ * pool->reserve slots alone, and a chunk that goes into the reserve is cut where the known destinations end, so that it drains
+ * and never parks there. That is why feeds whose consumers are slow cannot starve a job.
+ */
+#include "loader.h"
+
+#include "core/arith.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- drawing; under the lock ---- */
+
+static bool is_demanded(const struct hr_job *job)
+{
+	size_t span = job->cursor.span;
+	uint64_t done = job->cursor.done;
+
+	for (; span < job->n_bound; span++, done = 0)
+		if (job->spans[span].bytes > done)
+			return true;
+	return false;
+}
+
+static bool draw_from(hr_loader *loader, struct hr_job *job, struct hr__chunk *chunk)
+{
+	bool demanded, scarce = loader->pool.n_free <= loader->pool.reserve;
+
+	if (job->code || job->is_drawn || loader->pool.n_free == 0)
+		return false;
+	demanded = is_demanded(job);
+	if (scarce && !demanded)
+		return false;
+	if (hr__plan_next(&job->plan, &job->cursor, scarce ? job->n_bound : job->n_spans, chunk)) {
+		struct hr__cursor peek = job->cursor;
+		struct hr__chunk ignored;
+
+		job->is_drawn = !hr__plan_next(&job->plan, &peek, job->n_spans, &ignored);
+		return true;
+	}
+	return false;
+}
+
+/* A slot with the next chunk of some job, each job in its turn; NULL if there is nothing to do now. */
+static struct hr__slot *draw(hr_loader *loader)
+{
+	struct hr_job *job = loader->jobs;
+	struct hr__slot *slot;
+	struct hr__chunk chunk;
+
+	for (uint32_t i = 0; i < loader->n_jobs; i++, job = job->next) {
+		if (!draw_from(loader, job, &chunk))
+			continue;
+		slot = hr__pool_take(&loader->pool);
+		slot->job = job;
+		slot->chunk = chunk;
+		slot->drained = chunk.first;
+		slot->deadline_ns = UINT64_MAX;
+		slot->blocks_reader = false;
+		job->in_flight++;
+		loader->jobs = job->next;
+		return slot;
+	}
+	return NULL;
+}
+
+void hr__wake_readers(hr_loader *loader, uint32_t n)
+{
+	if (loader->n_idle_readers == 0)
+		return;
+	if (n == 1)
+		pthread_cond_signal(&loader->work);
+	else
+		pthread_cond_broadcast(&loader->work);
+}
+
+/* ---- setting a read up; no lock ---- */
+
+static void prepare(struct hr__slot *slot, bool direct)
+{
+	const struct hr_job *job = slot->job;
+	const struct hr__source *source = hr__model_source(job->model, slot->chunk.source);
+
+	hr__chunk_envelope(&slot->chunk, direct ? job->plan.align : 1, source->bytes, &slot->envelope);
+	slot->payload = slot->memory + slot->envelope.lead;
+	slot->io = (struct hr__io){.file = &source->file,
+				   .offset = source->base + slot->envelope.offset,
+				   .asked = (size_t)slot->envelope.asked,
+				   .expected = (size_t)slot->envelope.expected,
+				   .memory = slot->memory,
+				   .direct = direct,
+				   .staged = true};
+}
+
+/* Whether the read can go straight into the destinations: the CPU may write them, all are known, and no deadline could leave the
+ * read running after the job has settled. `n_bound` was read under the lock and only grows. */
+static bool may_go_straight(const hr_loader *loader, const struct hr__slot *slot, bool direct, size_t n_bound)
+{
+	return (loader->device->ops->caps & HR__DEVICE_HOST) && !direct && slot->job->io_timeout_ms == 0 &&
+	       slot->chunk.last < n_bound;
+}
+
+/* Points the read at its destinations; gaps between them go into the slot, which nobody reads. */
+static void aim_straight(struct hr__reader *reader, struct hr__slot *slot)
+{
+	const struct hr_job *job = slot->job;
+	uint64_t at = 0;
+	int n = 0;
+
+	for (size_t span = slot->chunk.first; span <= slot->chunk.last; span++) {
+		struct hr__piece piece;
+
+		if (!hr__chunk_piece(&job->plan, &slot->chunk, span, &piece))
+			continue;
+		if (piece.at > at)
+			reader->iov[n++] = (struct iovec){slot->memory, (size_t)(piece.at - at)};
+		reader->iov[n++] = (struct iovec){job->dst[span] + piece.from, (size_t)piece.bytes};
+		at = piece.at + piece.bytes;
+	}
+	slot->io.staged = false;
+	slot->io.memory = n == 1 ? reader->iov[0].iov_base : NULL;
+	slot->io.iov = reader->iov;
+	slot->io.n_iov = n == 1 ? 0 : n;
+}
+
+static uint64_t deadline_of(const struct hr_job *job)
+{
+	return job->io_timeout_ms ? hr__os_now_ns() + (uint64_t)job->io_timeout_ms * 1000000 : UINT64_MAX;
+}
+
+/* ---- a read has come back; under the lock ---- */
+
+static void count_read(hr_loader *loader, struct hr__slot *slot)
+{
+	struct hr__counts *both[] = {&slot->job->counts, &loader->counts};
+
+	for (size_t i = 0; i < 2; i++) {
+		uint64_t *by_engine = slot->io.direct ? both[i]->direct_bytes : both[i]->cached_bytes;
+
+		both[i]->n_chunks++;
+		both[i]->read_bytes += slot->envelope.expected;
+		by_engine[slot->engine->id] += slot->envelope.expected;
+	}
+}
+
+void hr__slot_land(hr_loader *loader, struct hr__slot *slot)
+{
+	struct hr_job *job = slot->job;
+
+	hr__pool_move(&loader->pool, slot, HR__SLOT_FREE);
+	hr__wake_readers(loader, 1);
+	hr__job_landed(job);
+}
+
+void hr__drain(hr_loader *loader, struct hr__slot *slot)
+{
+	struct hr_job *job = slot->job;
+
+	if (job->code) {
+		hr__slot_land(loader, slot);
+		return;
+	}
+	if (slot->drained >= job->n_bound) {
+		hr__slot_push(&job->parked, slot);
+		return;
+	}
+	hr__slot_push(&loader->full_slots, slot);
+	if (loader->drainer_waiting)
+		pthread_cond_signal(&loader->full);
+}
+
+/* A direct read that the file system turned down although it had let us open the file so: once per job, on to buffered. Under the
+ * lock; true if the slot must be read again. */
+static bool must_read_again(hr_loader *loader, struct hr__slot *slot)
+{
+	if (slot->state == HR__SLOT_LOST || slot->job->code || loader->caching != HR_CACHING_AUTO)
+		return false;
+	if (slot->io.code != HR_E_IO || slot->io.system != EINVAL || !slot->io.direct || slot->io.file->fd < 0)
+		return false;
+	slot->job->direct_refused = true;
+	prepare(slot, false);
+	return true;
+}
+
+/* A read that missed its deadline has come back after all. Under the lock; gives the model to close after it. */
+static hr_model *find_again(hr_loader *loader, struct hr__slot *slot)
+{
+	hr_model *model = slot->lost_model;
+
+	slot->lost_model = NULL;
+	if (slot->blocks_reader)
+		loader->n_stuck_readers--;
+	hr__pool_move(&loader->pool, slot, HR__SLOT_FREE);
+	hr__wake_readers(loader, 1);
+	pthread_cond_broadcast(&loader->idle);
+	return model;
+}
+
+static void finish_read(hr_loader *loader, struct hr__slot *slot)
+{
+	struct hr_job *job = slot->job;
+
+	if (slot->io.code) {
+		hr__job_fail_read(job, &slot->io, &slot->chunk);
+		hr__slot_land(loader, slot);
+		return;
+	}
+	count_read(loader, slot);
+	if (!slot->io.staged && (loader->device->ops->caps & HR__DEVICE_HOST)) { /* straight: it has arrived */
+		hr__job_arrived(job, &slot->chunk, slot->chunk.first, slot->chunk.last + 1);
+		hr__slot_land(loader, slot);
+		return;
+	}
+	hr__pool_move(&loader->pool, slot, HR__SLOT_FULL);
+	hr__drain(loader, slot);
+}
+
+/* ---- the reader ---- */
+
+/* To the queued engine's thread. */
+static void hand_over(hr_loader *loader, struct hr__slot *slot)
+{
+	bool must_wake;
+
+	pthread_mutex_lock(&loader->lock);
+	hr__slot_push(&loader->queue_slots, slot);
+	must_wake = loader->queue_reaping;
+	if (!must_wake)
+		pthread_cond_signal(&loader->queue);
+	pthread_mutex_unlock(&loader->lock);
+	if (must_wake)
+		loader->queued->wake(loader->queued_state);
+}
+
+static void count_time(struct hr__counts *counts, uint64_t wall, uint64_t cpu)
+{
+	counts->read_cpu_ns += cpu;
+	counts->storage_wait_ns += wall > cpu ? wall - cpu : 0;
+}
+
+static void read_blocking(struct hr__reader *reader, struct hr__slot *slot)
+{
+	hr_loader *loader = reader->loader;
+	uint64_t wall = hr__os_now_ns(), cpu = hr__os_thread_cpu_ns();
+	hr_model *model = NULL;
+
+	for (;;) {
+		loader->blocking->read(loader->blocking_state, &slot->io);
+		pthread_mutex_lock(&loader->lock);
+		if (!must_read_again(loader, slot))
+			break;
+		pthread_mutex_unlock(&loader->lock);
+	}
+	wall = hr__os_now_ns() - wall;
+	cpu = hr__os_thread_cpu_ns() - cpu;
+	count_time(&loader->counts, wall, cpu);
+	if (slot->state == HR__SLOT_LOST) {
+		model = find_again(loader, slot);
+	} else {
+		count_time(&slot->job->counts, wall, cpu);
+		finish_read(loader, slot);
+	}
+	pthread_mutex_unlock(&loader->lock);
+	hr_model_close(model);
+}
+
+static void read_slot(struct hr__reader *reader, struct hr__slot *slot, size_t n_bound)
+{
+	hr_loader *loader = reader->loader;
+	struct hr__choice choice;
+
+	hr__choose(loader, slot->job, &slot->chunk, &choice);
+	slot->engine = choice.engine;
+	prepare(slot, choice.direct);
+	if (choice.engine == loader->queued) {
+		hand_over(loader, slot);
+		return;
+	}
+	if (may_go_straight(loader, slot, choice.direct, n_bound))
+		aim_straight(reader, slot);
+	if (slot->job->io_timeout_ms) {
+		pthread_mutex_lock(&loader->lock);
+		slot->deadline_ns = deadline_of(slot->job);
+		slot->blocks_reader = true;
+		pthread_mutex_unlock(&loader->lock);
+	}
+	read_blocking(reader, slot);
+}
+
+/* Waits for a chunk; NULL at the end. The wait counts as one for copies if it is slots that are missing. */
+static struct hr__slot *next_slot(hr_loader *loader, size_t *n_bound)
+{
+	struct hr__slot *slot = NULL;
+
+	pthread_mutex_lock(&loader->lock);
+	while (!loader->stop) {
+		bool lacks_slots;
+		uint64_t since;
+
+		slot = draw(loader);
+		if (slot)
+			break;
+		lacks_slots = loader->n_jobs > 0 && loader->pool.n_free == 0;
+		since = lacks_slots ? hr__os_now_ns() : 0;
+		loader->n_idle_readers++;
+		pthread_cond_wait(&loader->work, &loader->lock);
+		loader->n_idle_readers--;
+		if (lacks_slots) {
+			uint64_t waited = hr__os_now_ns() - since;
+
+			loader->counts.copy_wait_ns += waited;
+			if (loader->jobs)
+				loader->jobs->counts.copy_wait_ns += waited;
+		}
+	}
+	*n_bound = slot ? slot->job->n_bound : 0;
+	pthread_mutex_unlock(&loader->lock);
+	return slot;
+}
+
+/* Each reader makes its part of the pool's pages exist, all at once: registering them afterwards is then quick. */
+static void touch_share(struct hr__reader *reader)
+{
+	hr_loader *loader = reader->loader;
+	struct hr__pool *pool = &loader->pool;
+	uint64_t mine = (uint64_t)(reader - loader->readers);
+	uint64_t share = hr__round_up(pool->bytes / loader->n_readers + 1, (uint64_t)2 << 20);
+	uint64_t begin = hr__min_u64(mine * share, pool->bytes);
+	uint64_t end = hr__min_u64(begin + share, pool->bytes);
+
+	if (end > begin && !(loader->device->ops->caps & HR__DEVICE_HOST))
+		hr__os_touch(pool->memory + begin, (size_t)(end - begin));
+	pthread_mutex_lock(&loader->lock);
+	loader->n_readers_started++;
+	pthread_cond_broadcast(&loader->idle);
+	pthread_mutex_unlock(&loader->lock);
+}
+
+void *hr__reader_main(void *arg)
+{
+	struct hr__reader *reader = arg;
+	size_t n_bound;
+
+	touch_share(reader);
+	for (;;) {
+		struct hr__slot *slot = next_slot(reader->loader, &n_bound);
+
+		if (!slot)
+			return NULL;
+		read_slot(reader, slot, n_bound);
+	}
+}
+
+/* ---- the queued engine's thread ---- */
+
+/* Takes what may be submitted now; slots of jobs that have failed meanwhile go home. Under the lock. */
+static size_t take_queued(hr_loader *loader, struct hr__slot **out)
+{
+	size_t n = 0;
+
+	while (loader->queue_in_flight < HR__QUEUE_DEPTH) {
+		struct hr__slot *slot = hr__slot_pop(&loader->queue_slots);
+
+		if (!slot)
+			break;
+		if (slot->job->code) {
+			hr__slot_land(loader, slot);
+			continue;
+		}
+		slot->deadline_ns = deadline_of(slot->job);
+		loader->queue_in_flight++;
+		out[n++] = slot;
+	}
+	return n;
+}
+
+static struct hr__slot *slot_of(struct hr__io *io)
+{
+	return (struct hr__slot *)((char *)io - offsetof(struct hr__slot, io));
+}
+
+/* Under the lock; n_models models of lost reads are for the caller to close after it. */
+static size_t take_back(hr_loader *loader, struct hr__io **done, size_t n, uint64_t waited, hr_model **models)
+{
+	size_t n_models = 0;
+
+	count_time(&loader->counts, waited, 0);
+	for (size_t i = 0; i < n; i++) {
+		struct hr__slot *slot = slot_of(done[i]);
+
+		loader->queue_in_flight--;
+		if (slot->state == HR__SLOT_LOST) {
+			models[n_models++] = find_again(loader, slot);
+			continue;
+		}
+		count_time(&slot->job->counts, waited / n, 0);
+		if (must_read_again(loader, slot))
+			hr__slot_push(&loader->queue_slots, slot);
+		else
+			finish_read(loader, slot);
+	}
+	return n_models;
+}
+
+void *hr__queue_main(void *arg)
+{
+	hr_loader *loader = arg;
+	struct hr__slot *batch[HR__QUEUE_DEPTH];
+	struct hr__io *done[HR__QUEUE_DEPTH];
+	hr_model *models[HR__QUEUE_DEPTH];
+	size_t n_models = 0;
+
+	pthread_mutex_lock(&loader->lock);
+	for (;;) {
+		size_t n = take_queued(loader, batch), n_done;
+		uint64_t since;
+
+		if (loader->queue_in_flight == 0) {
+			if (loader->stop)
+				break;
+			pthread_cond_wait(&loader->queue, &loader->lock);
+			continue;
+		}
+		loader->queue_reaping = true;
+		pthread_mutex_unlock(&loader->lock);
+		while (n_models > 0)
+			hr_model_close(models[--n_models]);
+		for (size_t i = 0; i < n; i++)
+			loader->queued->submit(loader->queued_state, &batch[i]->io);
+		since = hr__os_now_ns();
+		n_done = loader->queued->reap(loader->queued_state, done, HR__QUEUE_DEPTH);
+		since = hr__os_now_ns() - since;
+		pthread_mutex_lock(&loader->lock);
+		loader->queue_reaping = false;
+		n_models = take_back(loader, done, n_done, since, models);
+	}
+	pthread_mutex_unlock(&loader->lock);
+	while (n_models > 0)
+		hr_model_close(models[--n_models]);
+	return NULL;
+}
