@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Controls of the look-alike CUDA driver (fake_cuda.c), for tests. They are found by name at run time, so that the same test
+ * program runs over the real driver too: fake_cuda_find() then says no, and the test leaves out what only the fake can do.
+ *
+ * Settings, by fake.set(key, value) or in the environment as HR_FAKE_CUDA="key=value,key=value" before the first call:
+ *
+ *   devices=1         how many GPUs there are; 0 makes cuInit fail with CUDA_ERROR_NO_DEVICE
+ *   memory_mib=4096   memory of each
+ *   version=13000     of the driver: from 13000 cuMemcpyBatchAsync_v2, from 12080 the older shape, below neither
+ *   pools=1           whether there are stream-ordered pools
+ *   host_pointers=1   whether registered host memory has the same address on the device
+ *   batch_result=0    what cuMemcpyBatchAsync answers, doing nothing, if not 0
+ *   register_mib=0    the largest range that cuMemHostRegister takes; 0 = any
+ *   delay_us=200      each queued operation starts up to this much later
+ *   seed=1            of delays, of the order within a batch, and of which stream goes next
+ *   strict=1          an error of the caller's ends the process with a message; 0 only counts it
+ *
+ * Errors of the caller's are what real hardware answers with wrong bytes or worse: copying from memory that is not registered,
+ * into memory that is not allocated (or freed, or not yet allocated in stream order), freeing or unregistering memory under a
+ * pending copy, calls without a current context or in a forked child, waiting for a captured event, unbalanced contexts.
+ */
+#ifndef HR_TESTS_FAKE_CUDA_H
+#define HR_TESTS_FAKE_CUDA_H
+
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+struct fake_cuda {
+	/* Changes a setting; 0, or -1 for a key that there is not. */
+	int (*set)(const char *key, long long value);
+	/* The n-th call (1 = the next) of an exported function answers `code` and does nothing; "*" = of any function;
+	 * "async" = the n-th copy that runs breaks its context with `code`. n = 0 takes all of them back. */
+	void (*fail)(const char *function, unsigned n, int code);
+	/* How many errors of the caller's there were; the last one's text. */
+	unsigned (*errors)(char *text, size_t text_bytes);
+	/* How often a function was called; NULL = any. */
+	unsigned long long (*calls)(const char *function);
+	/* Objects that are alive: "memory" (allocations), "streams", "events", "pools", "registrations", "contexts"; NULL = all. */
+	long long (*live)(const char *kind);
+	/* Defaults again, counters 0, contexts healthy. */
+	void (*reset)(void);
+};
+
+/* Whether libcuda.so.1 is the fake. */
+static inline bool fake_cuda_find(struct fake_cuda *out)
+{
+	static const char *const names[] = {"fake_cuda_set",   "fake_cuda_fail", "fake_cuda_errors",
+					    "fake_cuda_calls", "fake_cuda_live", "fake_cuda_reset"};
+	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+
+	memset(out, 0, sizeof(*out));
+	for (size_t i = 0; library && i < sizeof(names) / sizeof(names[0]); i++) {
+		void *address = dlsym(library, names[i]);
+
+		if (!address)
+			return false;
+		memcpy((char *)out + i * sizeof(address), &address, sizeof(address));
+	}
+	return library != NULL;
+}
+
+#endif

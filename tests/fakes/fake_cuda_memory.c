@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of the look-alike driver: blocks of device memory, and registered ranges of host memory. See fake_cuda_core.h. */
+#include "fake_cuda_core.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define PAGE ((size_t)4096)
+#define MAX_BLOCKS ((size_t)1 << 20)
+#define KEEP_FREED 512 /* freed blocks whose addresses are not used again yet */
+
+static struct fake_block *blocks[MAX_BLOCKS]; /* by address */
+static size_t n_blocks, n_gone;
+static struct fake_range *ranges;
+
+static size_t padded(size_t bytes)
+{
+	return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+/* The first block whose address is above `address`. */
+static size_t upper(uint64_t address)
+{
+	size_t low = 0, high = n_blocks;
+
+	while (low < high) {
+		size_t middle = (low + high) / 2;
+
+		if (blocks[middle]->address <= address)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+struct fake_block *fake_block_new(struct fake_context *context, size_t bytes)
+{
+	uint64_t limit = (uint64_t)fake_settings.memory_mib << 20;
+	struct fake_block *block;
+	size_t at;
+	char *seen;
+
+	if (bytes > limit || context->used_bytes + bytes > limit || n_blocks == MAX_BLOCKS)
+		return NULL;
+	block = fake_alloc(sizeof(*block));
+	/* A page before and after that nothing may touch, and neither may the CPU what is between. */
+	seen = mmap(NULL, padded(bytes) + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	block->backing = mmap(NULL, padded(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (seen == MAP_FAILED || block->backing == MAP_FAILED)
+		abort();
+	memset(block->backing, FAKE_POISON, padded(bytes));
+	block->address = (uint64_t)(uintptr_t)(seen + PAGE);
+	block->bytes = bytes;
+	block->context = context;
+	context->used_bytes += bytes;
+	at = upper(block->address);
+	memmove(blocks + at + 1, blocks + at, (n_blocks - at) * sizeof(blocks[0]));
+	blocks[at] = block;
+	n_blocks++;
+	return block;
+}
+
+struct fake_block *fake_block_find(uint64_t address, size_t bytes)
+{
+	size_t at = upper(address);
+	struct fake_block *block = at ? blocks[at - 1] : NULL;
+
+	if (!block || address - block->address > block->bytes || bytes > block->bytes - (address - block->address))
+		return NULL;
+	return block;
+}
+
+/* Forgets freed blocks, from the lowest address on, when there are many. */
+static void forget_some(void)
+{
+	size_t kept = 0;
+
+	if (n_gone <= KEEP_FREED)
+		return;
+	for (size_t i = 0; i < n_blocks; i++) {
+		struct fake_block *block = blocks[i];
+
+		if (block->is_gone && block->n_pending == 0 && n_gone > KEEP_FREED / 2) {
+			munmap((void *)(uintptr_t)(block->address - PAGE), padded(block->bytes) + 2 * PAGE);
+			free(block);
+			n_gone--;
+		} else {
+			blocks[kept++] = block;
+		}
+	}
+	n_blocks = kept;
+}
+
+void fake_block_free(struct fake_block *block)
+{
+	if (block->n_pending)
+		fake_error("%zu bytes of device memory are freed under %u pending copies", block->bytes, block->n_pending);
+	for (size_t i = block->bytes; i < padded(block->bytes); i++)
+		if ((unsigned char)block->backing[i] != FAKE_POISON) {
+			fake_error("something was written beyond %zu bytes of device memory", block->bytes);
+			break;
+		}
+	munmap(block->backing, padded(block->bytes));
+	block->backing = NULL;
+	block->is_freed = true;
+	block->is_gone = true;
+	block->context->used_bytes -= block->bytes;
+	n_gone++;
+	forget_some();
+}
+
+long long fake_blocks_live(const struct fake_context *context)
+{
+	long long n = 0;
+
+	for (size_t i = 0; i < n_blocks; i++)
+		n += !blocks[i]->is_freed && (!context || blocks[i]->context == context);
+	return n;
+}
+
+int fake_range_add(char *base, size_t bytes)
+{
+	struct fake_range *range;
+
+	if (!base || bytes == 0)
+		return HR__CU_INVALID_VALUE;
+	if (fake_settings.register_mib && bytes > (size_t)fake_settings.register_mib << 20)
+		return HR__CU_INVALID_VALUE;
+	for (range = ranges; range; range = range->next)
+		if (!range->is_gone && base < range->base + range->bytes && range->base < base + bytes)
+			return HR__CU_ALREADY_REGISTERED;
+	range = fake_alloc(sizeof(*range));
+	range->base = base;
+	range->bytes = bytes;
+	range->next = ranges;
+	ranges = range;
+	return 0;
+}
+
+int fake_range_remove(char *base)
+{
+	for (struct fake_range **at = &ranges; *at; at = &(*at)->next) {
+		struct fake_range *range = *at;
+
+		if (range->base != base || range->is_gone)
+			continue;
+		if (range->n_pending) { /* and leave the record to the copies */
+			fake_error("host memory is unregistered under %u pending copies", range->n_pending);
+			range->is_gone = true;
+			return 0;
+		}
+		*at = range->next;
+		free(range);
+		return 0;
+	}
+	return HR__CU_NOT_REGISTERED;
+}
+
+int fake_range_find(const char *base, size_t bytes, struct fake_range **out)
+{
+	*out = NULL;
+	for (struct fake_range *range = ranges; range; range = range->next) {
+		if (range->is_gone || base >= range->base + range->bytes || base + bytes <= range->base)
+			continue;
+		if (base < range->base || base + bytes > range->base + range->bytes)
+			return HR__CU_INVALID_VALUE;
+		*out = range;
+		return 0;
+	}
+	return 0;
+}
+
+long long fake_ranges_live(void)
+{
+	long long n = 0;
+
+	for (const struct fake_range *range = ranges; range; range = range->next)
+		n += !range->is_gone;
+	return n;
+}
+
+int fake_copy_prepare(struct fake_copy *copy, uint64_t device, char *host, size_t bytes, bool must_be_registered)
+{
+	struct fake_block *block = fake_block_find(device, bytes);
+	struct fake_range *range;
+	int rc;
+
+	if (!block || block->is_freed) {
+		fake_error("a copy of %zu bytes touches device memory at %#llx that %s", bytes, (unsigned long long)device,
+			   block ? "was freed" : "is not allocated, or not to its end");
+		return HR__CU_INVALID_VALUE;
+	}
+	rc = fake_range_find(host, bytes, &range);
+	if (rc)
+		return rc;
+	if (!range && must_be_registered)
+		fake_error("a copy of %zu bytes touches host memory at %p that is not registered", bytes, (void *)host);
+	*copy = (struct fake_copy){block, (size_t)(device - block->address), host, bytes, range};
+	block->n_pending++;
+	if (range)
+		range->n_pending++;
+	return 0;
+}
+
+void fake_copy_finished(struct fake_copy *copy)
+{
+	copy->block->n_pending--;
+	if (copy->range)
+		copy->range->n_pending--;
+}
