@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Cold and warm, proved. Cold: written back, dropped with POSIX_FADV_DONTNEED, and then asked whether
+ * anything is left. Warm: read once by plain reads, and then asked whether all is there. The asking is the
+ * library's own hr_plan() on a loader of its own.
+ */
+#include "bench.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#define BLOCK_BYTES ((size_t)1 << 20)
+#define ATTEMPTS    3
+
+int bench_prober_open(struct bench *bench)
+{
+	const struct hr_loader_opts opts = {.size = sizeof(opts), .staging_bytes = UINT64_C(1) << 20, .readers = 1};
+
+	if (hr_device_open("cpu", &bench->prober_device) || hr_loader_open(bench->prober_device, &opts, &bench->prober))
+		return cli_fail_last(bench->args);
+	bench->prober_reads = cli_set_reads(&bench->set, NULL);
+	return 0;
+}
+
+void bench_prober_close(struct bench *bench)
+{
+	cli_free(bench->prober_reads);
+	hr_loader_close(bench->prober, HR_FOREVER);
+	hr_device_close(bench->prober_device);
+}
+
+static bool ask(struct bench *bench, struct hr_plan_info *info)
+{
+	*info = (struct hr_plan_info)HR_PLAN_INFO_INIT;
+	return hr_plan(bench->prober, bench->model, bench->prober_reads, bench->set.n, info) == 0;
+}
+
+static void drop_shard(const char *path)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return;
+	fdatasync(fd);
+	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	close(fd);
+}
+
+/* Waiting helps: pages under write-back or read-ahead are not dropped. */
+bool bench_make_cold(struct bench *bench)
+{
+	const struct timespec pause = {.tv_nsec = 100000000};
+	uint32_t n = hr_model_n_shards(bench->model);
+	struct hr_plan_info info;
+
+	for (int attempt = 0; attempt < ATTEMPTS && !cli_signals_status(); attempt++) {
+		if (attempt)
+			nanosleep(&pause, NULL);
+		for (uint32_t s = 0; s < n; s++) {
+			struct hr_shard shard = HR_SHARD_INIT;
+
+			if (hr_model_shard(bench->model, s, &shard) == 0)
+				drop_shard(shard.path);
+		}
+		if (ask(bench, &info) && info.resident_bytes == 0)
+			return true;
+	}
+	return false;
+}
+
+static void read_shard(const char *path, char *block)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t got = 1;
+
+	if (fd < 0)
+		return;
+	posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+	while (got > 0 && !cli_signals_status())
+		got = read(fd, block, BLOCK_BYTES);
+	close(fd);
+}
+
+bool bench_make_warm(struct bench *bench)
+{
+	uint32_t n = hr_model_n_shards(bench->model);
+	char *block = cli_alloc(1, BLOCK_BYTES);
+	struct hr_plan_info info;
+	bool is_warm = ask(bench, &info) && info.resident_bytes >= info.read_bytes;
+
+	for (int attempt = 1; !is_warm && attempt < ATTEMPTS && !cli_signals_status(); attempt++) {
+		for (uint32_t s = 0; s < n; s++) {
+			struct hr_shard shard = HR_SHARD_INIT;
+
+			if (hr_model_shard(bench->model, s, &shard) == 0)
+				read_shard(shard.path, block);
+		}
+		is_warm = ask(bench, &info) && info.resident_bytes >= info.read_bytes;
+	}
+	cli_free(block);
+	return is_warm;
+}

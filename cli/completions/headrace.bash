@@ -1,0 +1,64 @@
+# bash completion for headrace                                             -*- shell-script -*-
+# SPDX-License-Identifier: Apache-2.0
+# A test holds the lists below against "headrace help".
+
+_headrace_options() {
+	local loader='--device --staging --slot --engine --caching --readers'
+
+	case $1 in
+	ls) echo "--long --only --json --help" ;;
+	check) echo "--digests --json --help" ;;
+	load) echo "$loader --only --verify --json --help" ;;
+	cat) echo "--force --help" ;;
+	digest) echo "--shards --json --help" ;;
+	plan) echo "$loader --only --json --help" ;;
+	engines) echo "--json --help" ;;
+	bench)
+		echo "--synthetic --dir --keep --rounds --cold --warm --feed --open --sweep --sweep-slots" \
+			"$loader --only --json --help"
+		;;
+	help | version) echo "--help" ;;
+	esac
+}
+
+_headrace_files() {
+	local path
+
+	compopt -o filenames 2>/dev/null
+	COMPREPLY=()
+	while IFS= read -r path; do
+		if [[ -d $path || $path == *.safetensors || $path == *.safetensors.index.json ]]; then
+			COMPREPLY+=("$path")
+		fi
+	done < <(compgen -f -- "$1")
+}
+
+_headrace() {
+	local commands='ls check load cat digest plan engines bench help version'
+	local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]}
+
+	if [ "$COMP_CWORD" -eq 1 ]; then
+		mapfile -t COMPREPLY < <(compgen -W "$commands --help --version" -- "$word")
+		return
+	fi
+	case $previous in
+	--device) mapfile -t COMPREPLY < <(compgen -W 'cpu cuda cuda:0 cuda:1' -- "$word") && return ;;
+	--engine) mapfile -t COMPREPLY < <(compgen -W 'auto pread uring' -- "$word") && return ;;
+	--caching) mapfile -t COMPREPLY < <(compgen -W 'auto fill bypass' -- "$word") && return ;;
+	--staging) mapfile -t COMPREPLY < <(compgen -W '16MiB 32MiB 64MiB 128MiB' -- "$word") && return ;;
+	--slot) mapfile -t COMPREPLY < <(compgen -W '512KiB 1MiB 2MiB 4MiB' -- "$word") && return ;;
+	--synthetic) mapfile -t COMPREPLY < <(compgen -W 'llama: small: one:' -- "$word") && compopt -o nospace && return ;;
+	--digests) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;
+	--dir) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -d -- "$word") && return ;;
+	--readers | --rounds | --only) return ;;
+	esac
+	if [[ $word == -* ]]; then
+		mapfile -t COMPREPLY < <(compgen -W "$(_headrace_options "$command")" -- "$word")
+	elif [ "$command" = help ]; then
+		mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$word")
+	else
+		_headrace_files "$word"
+	fi
+}
+
+complete -F _headrace headrace

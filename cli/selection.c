@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From the command line to a model, a device, a loader's options, and the tensors that are meant.
+ */
+#include "work.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define ALIGN 256
+
+int cli_model_open(const struct cli_args *args, size_t n_names, hr_model **model)
+{
+	int rc;
+
+	*model = NULL;
+	for (size_t i = 0; n_names > 1 && i < n_names; i++) {
+		struct stat st;
+
+		if (stat(args->names[i], &st) == 0 && S_ISDIR(st.st_mode))
+			return cli_usage(args, "'%s' is a directory; several names must be the files of one model",
+					 args->names[i]);
+	}
+	if (n_names == 1)
+		rc = hr_model_open(args->names[0], NULL, model);
+	else
+		rc = hr_model_open_files(args->names, n_names, NULL, model);
+	return rc ? cli_fail_last(args) : 0;
+}
+
+static bool is_device_usable(const char *spec)
+{
+	struct hr_probe_row rows[64];
+	size_t n = 0;
+
+	if (hr_probe(NULL, rows, CLI_N(rows), &n))
+		return false;
+	for (size_t i = 0; i < n && i < CLI_N(rows); i++) {
+		if (strcmp(rows[i].kind, "device") == 0 && strcmp(rows[i].name, spec) == 0)
+			return rows[i].usable;
+	}
+	return false;
+}
+
+int cli_device_open(const struct cli_args *args, hr_device **device)
+{
+	const char *spec = args->device;
+
+	if (!spec)
+		spec = is_device_usable("cuda:0") ? "cuda:0" : "cpu";
+	return hr_device_open(spec, device) ? cli_fail_setup(args) : 0;
+}
+
+void cli_loader_opts(const struct cli_args *args, struct hr_loader_opts *opts)
+{
+	*opts = (struct hr_loader_opts)HR_LOADER_OPTS_INIT;
+	opts->staging_bytes = args->staging_bytes;
+	opts->slot_bytes = args->slot_bytes;
+	opts->engine = args->engine;
+	opts->readers = args->readers > UINT32_MAX ? UINT32_MAX : (uint32_t)args->readers;
+	if (args->caching && strcmp(args->caching, "fill") == 0)
+		opts->caching = HR_CACHING_FILL;
+	else if (args->caching && strcmp(args->caching, "bypass") == 0)
+		opts->caching = HR_CACHING_BYPASS;
+}
+
+/* ---- glob ---- */
+
+/* One [...] at `p` against a byte; *next is what follows it. A '[' that is never closed is itself. */
+static bool match_class(const char *p, unsigned char byte, const char **next)
+{
+	const char *end = p + 1;
+	bool is_not = *end == '!' || *end == '^';
+	bool is_in = false;
+
+	end += is_not;
+	for (const char *first = end; *end && (*end != ']' || end == first); end++) {
+		unsigned char low = (unsigned char)*end;
+		unsigned char high = low;
+
+		if (end[1] == '-' && end[2] && end[2] != ']') {
+			high = (unsigned char)end[2];
+			end += 2;
+		}
+		is_in |= low <= byte && byte <= high;
+	}
+	if (!*end) {
+		*next = p + 1;
+		return byte == '[';
+	}
+	*next = end + 1;
+	return is_in != is_not;
+}
+
+/* One step of a pattern, not '*', against one byte. */
+static bool match_one(const char *p, unsigned char byte, const char **next)
+{
+	*next = p + 1;
+	if (*p == '?')
+		return true;
+	if (*p == '[')
+		return match_class(p, byte, next);
+	if (*p == '\\' && p[1]) {
+		*next = p + 2;
+		return (unsigned char)p[1] == byte;
+	}
+	return *p && (unsigned char)*p == byte;
+}
+
+/* When a step fails, only the last '*' need take one byte more: time is at most the product of the lengths. */
+bool cli_glob(const char *pattern, const char *name, size_t len)
+{
+	const char *p = pattern;
+	const char *after_star = NULL;
+	size_t star_at = 0;
+	size_t i = 0;
+
+	while (i < len) {
+		const char *next;
+
+		if (*p == '*') {
+			after_star = ++p;
+			star_at = i;
+		} else if (match_one(p, (unsigned char)name[i], &next)) {
+			p = next;
+			i++;
+		} else if (after_star) {
+			p = after_star;
+			i = ++star_at;
+		} else {
+			return false;
+		}
+	}
+	while (*p == '*')
+		p++;
+	return !*p;
+}
+
+/* ---- set ---- */
+
+static bool is_wanted(const struct cli_args *args, const struct hr_tensor *tensor)
+{
+	for (size_t i = 0; i < args->n_only; i++) {
+		if (cli_glob(args->only[i], tensor->name, tensor->name_len))
+			return true;
+	}
+	return args->n_only == 0;
+}
+
+static void add_tensor(struct cli_set *set, const struct hr_tensor *tensor)
+{
+	set->tensors[set->n] = tensor->index;
+	set->sizes[set->n] = tensor->bytes;
+	set->offsets[set->n] = set->buffer_bytes;
+	set->bytes += tensor->bytes;
+	set->buffer_bytes += (tensor->bytes + ALIGN - 1) / ALIGN * ALIGN;
+	set->n++;
+}
+
+int cli_set_new(const struct cli_args *args, hr_model *model, struct cli_set *set)
+{
+	uint64_t n = hr_model_n_tensors(model);
+
+	*set = (struct cli_set){0};
+	set->tensors = cli_alloc(n, sizeof(*set->tensors));
+	set->offsets = cli_alloc(n, sizeof(*set->offsets));
+	set->sizes = cli_alloc(n, sizeof(*set->sizes));
+	for (uint64_t i = 0; i < n; i++) {
+		struct hr_tensor tensor = HR_TENSOR_INIT;
+
+		if (hr_model_tensor(model, i, &tensor))
+			return cli_fail_last(args);
+		if (is_wanted(args, &tensor))
+			add_tensor(set, &tensor);
+	}
+	if (!set->n && args->n_only)
+		return cli_fail(args, HR_E_NOTFOUND,
+				"no tensor's name matches '%s'; 'headrace ls %s' lists the %" PRIu64 " there are",
+				args->only[0], args->names[0], n);
+	return 0;
+}
+
+void cli_set_free(struct cli_set *set)
+{
+	cli_free(set->tensors);
+	cli_free(set->offsets);
+	cli_free(set->sizes);
+	*set = (struct cli_set){0};
+}
+
+struct hr_read *cli_set_reads(const struct cli_set *set, void *base)
+{
+	struct hr_read *reads = cli_alloc(set->n, sizeof(*reads));
+
+	for (size_t i = 0; i < set->n; i++)
+		reads[i] = (struct hr_read){
+			.tensor = set->tensors[i],
+			.length = set->sizes[i],
+			.dst = base ? (char *)base + set->offsets[i] : NULL,
+			.dst_bytes = set->sizes[i],
+		};
+	return reads;
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the commands that move bytes share: opening by the command line, choosing tensors, one transfer into
+ * one buffer, signals, progress, and measuring the process.
+ */
+#ifndef HR_CLI_WORK_H
+#define HR_CLI_WORK_H
+
+#include "cli.h"
+
+#include <time.h>
+
+/* ---- selection.c ---- */
+
+/* The model that the operands name: one name of any kind, or several files. Warnings go to stderr.
+ * 0 or an exit status, after saying what is wrong. */
+int cli_model_open(const struct cli_args *args, size_t n_names, hr_model **model);
+/* The device asked for, or cuda:0 if it can be used, else cpu. 0 or an exit status. */
+int cli_device_open(const struct cli_args *args, hr_device **device);
+void cli_loader_opts(const struct cli_args *args, struct hr_loader_opts *opts);
+
+/* Some tensors of a model, in file order, and where they go in one buffer: each at a multiple of 256 bytes, so that
+ * neighbours in the file whose sizes are multiples of 256 are neighbours in the buffer and need one copy. */
+struct cli_set {
+	size_t n;
+	uint64_t *tensors; /* numbers in the model */
+	uint64_t *offsets; /* in the buffer */
+	uint64_t *sizes;
+	uint64_t bytes;        /* payload */
+	uint64_t buffer_bytes; /* with the gaps */
+};
+
+/* All tensors, or those that --only matches. 0 or an exit status (nothing matches). */
+int cli_set_new(const struct cli_args *args, hr_model *model, struct cli_set *set);
+void cli_set_free(struct cli_set *set);
+/* Reads of all of them into memory at `base`; the caller frees. */
+struct hr_read *cli_set_reads(const struct cli_set *set, void *base);
+/* Whether a name matches a pattern of *, ?, [a-z], [!a-z] and \ before one of these. */
+bool cli_glob(const char *pattern, const char *name, size_t len);
+
+/* ---- signals.c ---- */
+
+/* From here on SIGINT and SIGTERM only set a flag; the second one ends the program as usual. */
+void cli_signals_catch(void);
+/* 0, or 128 + the number of the signal that came. */
+int cli_signals_status(void);
+
+/* ---- progress.c ---- */
+
+/* A bar on stderr, if that is a terminal. */
+struct cli_progress {
+	bool is_on;
+	bool is_drawn;
+	const char *verb;
+	uint64_t start_ns;
+	uint64_t last_ns;
+};
+
+void cli_progress_start(struct cli_progress *progress, const char *verb);
+void cli_progress_show(struct cli_progress *progress, uint64_t done, uint64_t total);
+void cli_progress_end(struct cli_progress *progress);
+
+/* ---- measure.c ---- */
+
+uint64_t cli_now_ns(void);
+uint64_t cli_cpu_ns(void); /* user and system time of the whole process */
+/* A line of /proc/self/status in bytes ("VmHWM:"); 0 where it cannot be read. */
+uint64_t cli_status_bytes(const char *field);
+/* Lets the peak of the resident set (VmHWM) start anew; false where that is not allowed. */
+bool cli_peak_reset(void);
+unsigned cli_cpus(void);                      /* that this process may run on */
+double cli_rate(uint64_t bytes, uint64_t ns); /* GB/s, 10^9 */
+
+/* ---- transfer.c ---- */
+
+#define CLI_INTERRUPTED 1
+
+/* One load of a set into one buffer, set-up counted: loader, buffer, job. */
+struct cli_transfer {
+	/* given */
+	hr_device *device;
+	hr_model *model;
+	const struct cli_set *set;
+	const struct hr_loader_opts *opts;
+	struct cli_progress *progress; /* or NULL */
+	/* found */
+	hr_loader *loader;
+	hr_buffer *buffer;
+	uint64_t setup_ns;   /* loader and buffer */
+	uint64_t elapsed_ns; /* all of it */
+	uint64_t first_ns;   /* from the start, set-up counted, to the first payload at its destination */
+	uint64_t cpu_ns;
+	uint64_t device_bytes; /* what free device memory shrank by; 0 on cpu */
+	struct hr_stats stats;
+};
+
+/* 0, an HR_E_* code (the thread's last error has the story), or CLI_INTERRUPTED: cancelled and settled. Close in any case. */
+int cli_transfer_run(struct cli_transfer *transfer);
+void cli_transfer_close(struct cli_transfer *transfer);
+/* Waits for a job in slices, showing progress, until it settles or a signal comes (then it is cancelled and awaited). */
+int cli_job_wait(hr_job *job, struct cli_progress *progress);
+uint64_t cli_device_free(hr_device *device); /* 0: not known */
+
+/* ---- verify.c ---- */
+
+/* Compares what is in the buffer with a plain read of the files by path. 0 or an exit status. */
+int cli_verify(const struct cli_args *args, const struct cli_transfer *transfer, uint64_t *elapsed_ns);
+
+/* ---- stats_text.c ---- */
+
+struct cli_json;
+void cli_put_engines(FILE *out, const uint64_t *cached, const uint64_t *direct);
+void cli_json_engines(struct cli_json *json, const uint64_t *cached, const uint64_t *direct);
+void cli_json_waits(struct cli_json *json, const struct hr_stats *stats);
+
+#endif
