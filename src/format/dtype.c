@@ -8,10 +8,9 @@ static const struct {
 	const char *name;
 	size_t length;
 	uint32_t bits;
-} dtypes[] = {
-	{NULL, 0, 0},
+} dtypes[] = {{NULL, 0, 0},
 #define HR__ROW(name, number, bits) [number] = {#name, sizeof(#name) - 1, bits},
-	HR_DTYPES(HR__ROW)
+	      HR_DTYPES(HR__ROW)
 #undef HR__ROW
 };
 

@@ -68,8 +68,9 @@ int hr__header_frame(const uint8_t *first, size_t got, uint64_t file_bytes, uint
 	n = le64(first);
 	if (n > HR__HEADER_MAX_BYTES)
 		return hr__fail_at(&where, HR_E_HEADER_LARGE,
-				   "the header length at byte 0 is %" PRIu64 ", more than 100000000 are not allowed: %s", n,
-				   hint_of(first, got, file_bytes));
+				   "the header length at byte 0 is %" PRIu64
+				   ", more than 100000000 are not allowed: %s",
+				   n, hint_of(first, got, file_bytes));
 	if (n <= file_bytes - HR__FRAME_BYTES) {
 		*json_bytes = n;
 		return 0;
@@ -81,6 +82,6 @@ int hr__header_frame(const uint8_t *first, size_t got, uint64_t file_bytes, uint
 				   " bytes: it is truncated, download it again",
 				   n, file_bytes);
 	return hr__fail_at(&where, HR_E_HEADER_LENGTH,
-			   "the header length at byte 0 is %" PRIu64 ", but the file ends after %" PRIu64 " bytes: %s", n,
-			   file_bytes, hint_of(first, got, file_bytes));
+			   "the header length at byte 0 is %" PRIu64 ", but the file ends after %" PRIu64 " bytes: %s",
+			   n, file_bytes, hint_of(first, got, file_bytes));
 }

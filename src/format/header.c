@@ -18,7 +18,7 @@
 #include <string.h>
 
 #define MAX_UNKNOWN_FIELDS 16 /* in one entry; each is compared with all others */
-#define MAX_UNKNOWN_NAME 256
+#define MAX_UNKNOWN_NAME   256
 
 struct chunk {
 	struct chunk *next;
@@ -42,7 +42,7 @@ struct reader {
 	size_t entries_room, pairs_room;
 	size_t chunk_bytes;
 	bool has_metadata;
-	uint32_t last_dtype; /* most tensors have the dtype of their neighbour ... */
+	uint32_t last_dtype;       /* most tensors have the dtype of their neighbour ... */
 	const uint64_t *last_dims; /* ... and often its shape */
 	uint8_t last_rank;
 };
@@ -161,9 +161,10 @@ static int read_dtype(struct reader *reader, struct hr__entry *entry)
 		hr__json_decode(&name, text);
 		reader->last_dtype = hr__dtype_find(text, name.bytes);
 		if (!reader->last_dtype)
-			return hr__json_fail(&reader->json, at, HR_E_DTYPE,
-					     "a dtype that this version of headrace does not know (it knows those of safetensors "
-					     "0.8)");
+			return hr__json_fail(
+				&reader->json, at, HR_E_DTYPE,
+				"a dtype that this version of headrace does not know (it knows those of safetensors "
+				"0.8)");
 	}
 	entry->dtype = (uint8_t)reader->last_dtype;
 	return 0;
@@ -186,7 +187,8 @@ static int read_shape(struct reader *reader, struct hr__entry *entry)
 		if (!more)
 			break;
 		if (rank == HR__MAX_RANK)
-			return hr__json_fail(json, json->at, HR_E_LIMIT, "shape has more than %d dimensions", HR__MAX_RANK);
+			return hr__json_fail(json, json->at, HR_E_LIMIT, "shape has more than %d dimensions",
+					     HR__MAX_RANK);
 		rc = hr__json_u64(json, "a dimension of shape", &dims[rank++]);
 		if (rc)
 			return rc;
@@ -209,8 +211,11 @@ static int read_offsets(struct reader *reader, struct hr__entry *entry)
 		if (rc)
 			return rc;
 		if (more == (n == 2))
-			return hr__json_fail(json, json->at - !more, HR_E_TYPE, "data_offsets must be two integers, not %s,",
-					     more ? "more" : n ? "one" : "none");
+			return hr__json_fail(json, json->at - !more, HR_E_TYPE,
+					     "data_offsets must be two integers, not %s,",
+					     more ? "more"
+					     : n  ? "one"
+						  : "none");
 		if (!more)
 			break;
 		rc = hr__json_u64(json, n ? "the end in data_offsets" : "the begin in data_offsets", &values[n]);
@@ -314,8 +319,9 @@ static int read_tensor(struct reader *reader, const struct hr__json_string *name
 	int rc;
 
 	if (name->bytes > HR__MAX_NAME_BYTES)
-		return hr__json_fail(&reader->json, name->raw - 1, HR_E_LIMIT, "a tensor name of %zu bytes (at most %d are allowed)",
-				     name->bytes, HR__MAX_NAME_BYTES);
+		return hr__json_fail(&reader->json, name->raw - 1, HR_E_LIMIT,
+				     "a tensor name of %zu bytes (at most %d are allowed)", name->bytes,
+				     HR__MAX_NAME_BYTES);
 	rc = keep_string(reader, name, &entry.name);
 	if (!rc)
 		rc = grow((void **)&out->entries, out->n_entries, &reader->entries_room, sizeof(entry));
@@ -393,15 +399,17 @@ int hr__header_parse(const struct hr__hash_key *key, const uint8_t *json, size_t
 {
 	const struct hr__where where = {.stage = "header", .offset = 0};
 	const struct hr__header_text text = {.json = json, .json_bytes = json_bytes, .data_bytes = data_bytes};
-	struct reader reader = {.key = key, .out = out, .chunk_bytes = (size_t)hr__min_u64(json_bytes / 2 + 64, 1 << 16)};
+	struct reader reader = {
+		.key = key, .out = out, .chunk_bytes = (size_t)hr__min_u64(json_bytes / 2 + 64, 1 << 16)};
 	int rc;
 
 	*out = (struct hr__header){.entries = NULL};
 	if (json_bytes > HR__HEADER_MAX_BYTES)
-		return hr__fail_at(&where, HR_E_HEADER_LARGE, "the header has %zu bytes, more than 100000000 are not allowed",
-				   json_bytes);
+		return hr__fail_at(&where, HR_E_HEADER_LARGE,
+				   "the header has %zu bytes, more than 100000000 are not allowed", json_bytes);
 	if (json_bytes == 0)
-		return hr__fail_at(&where, HR_E_JSON, "the header length at byte 0 is 0, so there is no header: the file was "
+		return hr__fail_at(&where, HR_E_JSON,
+				   "the header length at byte 0 is 0, so there is no header: the file was "
 				   "perhaps never written, download it again");
 	hr__json_start(&reader.json, json, json_bytes, HR__FRAME_BYTES, "header");
 	rc = read_document(&reader);

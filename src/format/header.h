@@ -15,10 +15,10 @@
 #include <stdint.h>
 
 #define HR__HEADER_MAX_BYTES UINT64_C(100000000) /* the official cap */
-#define HR__MAX_RANK 64
-#define HR__MAX_NAME_BYTES 65536
-#define HR__MAX_SKIP_DEPTH 16
-#define HR__FRAME_BYTES 8
+#define HR__MAX_RANK         64
+#define HR__MAX_NAME_BYTES   65536
+#define HR__MAX_SKIP_DEPTH   16
+#define HR__FRAME_BYTES      8
 
 /* A tensor as the header describes it. Strings and dims live in the header's arena. */
 struct hr__entry {

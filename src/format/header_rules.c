@@ -41,7 +41,8 @@ static int fail_twice(const char *what, const char *name, size_t name_len, const
 	return hr__fail_at(&where, HR_E_DUPLICATE,
 			   "%s \"%s\" occurs twice, at byte %" PRIu64 " and at byte %" PRIu64
 			   ": which of the two is meant cannot be told",
-			   what, hr__escape(shown, sizeof(shown), name, name_len), hr__header_position(first), where.offset);
+			   what, hr__escape(shown, sizeof(shown), name, name_len), hr__header_position(first),
+			   where.offset);
 }
 
 static int distinct_entries(struct table *table, const struct hr__header *header)
@@ -170,16 +171,20 @@ static int fail_offset(const struct hr__entry *entry, const struct hr__entry *be
 		hr__escape(other, sizeof(other), before->name, before->name_len);
 	if (entry->end < entry->begin)
 		return hr__fail_at(&where, HR_E_OFFSET,
-				   "tensor \"%s\" at byte %" PRIu64 ": its range ends at %" PRIu64 ", before it begins at %" PRIu64,
+				   "tensor \"%s\" at byte %" PRIu64 ": its range ends at %" PRIu64
+				   ", before it begins at %" PRIu64,
 				   name, where.offset, entry->end, entry->begin);
 	if (!before)
 		return hr__fail_at(&where, HR_E_OFFSET,
-				   "tensor \"%s\" at byte %" PRIu64 ": the first range must begin at 0, not at %" PRIu64, name,
-				   where.offset, entry->begin);
+				   "tensor \"%s\" at byte %" PRIu64
+				   ": the first range must begin at 0, not at %" PRIu64,
+				   name, where.offset, entry->begin);
 	return hr__fail_at(&where, HR_E_OFFSET,
-			   "tensor \"%s\" at byte %" PRIu64 ": its range begins at %" PRIu64 ", but that of \"%s\" before it ends at "
+			   "tensor \"%s\" at byte %" PRIu64 ": its range begins at %" PRIu64
+			   ", but that of \"%s\" before it ends at "
 			   "%" PRIu64 ": %s of %" PRIu64 " bytes",
-			   name, where.offset, entry->begin, other, expected, entry->begin > expected ? "a hole" : "an overlap",
+			   name, where.offset, entry->begin, other, expected,
+			   entry->begin > expected ? "a hole" : "an overlap",
 			   entry->begin > expected ? entry->begin - expected : expected - entry->begin);
 }
 
@@ -214,8 +219,8 @@ static int fail_size(const struct hr__entry *entry, uint64_t bytes)
 	char name[100];
 
 	return hr__fail_at(&where, HR_E_SIZE,
-			   "tensor \"%s\" at byte %" PRIu64 ": dtype %s and shape make %" PRIu64 " bytes, but its range %" PRIu64
-			   " to %" PRIu64 " has %" PRIu64,
+			   "tensor \"%s\" at byte %" PRIu64 ": dtype %s and shape make %" PRIu64
+			   " bytes, but its range %" PRIu64 " to %" PRIu64 " has %" PRIu64,
 			   hr__escape(name, sizeof(name), entry->name, entry->name_len), where.offset,
 			   hr_dtype_name(entry->dtype), bytes, entry->begin, entry->end, entry->end - entry->begin);
 }
@@ -250,13 +255,15 @@ static int check_cover(const struct hr__header_text *text, uint64_t end)
 
 	if (end > text->data_bytes)
 		return hr__fail_at(&where, HR_E_COVER,
-				   "the header describes %" PRIu64 " bytes of tensors, the file has %" PRIu64 ": it ends at byte %" PRIu64
-				   ", short by %" PRIu64 "; it is truncated, download it again",
+				   "the header describes %" PRIu64 " bytes of tensors, the file has %" PRIu64
+				   ": it ends at byte %" PRIu64 ", short by %" PRIu64
+				   "; it is truncated, download it again",
 				   end, text->data_bytes, where.offset, end - text->data_bytes);
 	if (end < text->data_bytes)
 		return hr__fail_at(&where, HR_E_COVER,
-				   "the header describes %" PRIu64 " bytes of tensors, the file has %" PRIu64 ": from byte %" PRIu64
-				   " on, %" PRIu64 " bytes belong to no tensor; it is damaged or something was appended",
+				   "the header describes %" PRIu64 " bytes of tensors, the file has %" PRIu64
+				   ": from byte %" PRIu64 " on, %" PRIu64
+				   " bytes belong to no tensor; it is damaged or something was appended",
 				   end, text->data_bytes, where.offset, text->data_bytes - end);
 	return 0;
 }

@@ -13,12 +13,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ONES UINT64_C(0x0101010101010101)
+#define ONES  UINT64_C(0x0101010101010101)
 #define HIGHS UINT64_C(0x8080808080808080)
 
 void hr__json_start(struct hr__json *json, const void *bytes, size_t n, uint64_t base, const char *stage)
 {
-	*json = (struct hr__json){.start = bytes, .at = bytes, .end = (const uint8_t *)bytes + n, .base = base, .stage = stage};
+	*json = (struct hr__json){
+		.start = bytes, .at = bytes, .end = (const uint8_t *)bytes + n, .base = base, .stage = stage};
 }
 
 uint64_t hr__json_position(const struct hr__json *json, const uint8_t *at)
@@ -66,8 +67,8 @@ int hr__json_fail(const struct hr__json *json, const uint8_t *at, int code, cons
 	vsnprintf(message, sizeof(message), format, args);
 	va_end(args);
 	if (left == 0)
-		return hr__fail_at(&where, code, "%s at byte %" PRIu64 ", found the end of the %s", message, where.offset,
-				   json->stage);
+		return hr__fail_at(&where, code, "%s at byte %" PRIu64 ", found the end of the %s", message,
+				   where.offset, json->stage);
 	return hr__fail_at(&where, code, "%s at byte %" PRIu64 ", found `%s`%s", message, where.offset,
 			   quote_of(quote, sizeof(quote), at, n), n < left ? "..." : "");
 }
@@ -383,8 +384,17 @@ static int peek(struct hr__json *json, enum hr__json_kind *kind, struct number *
 	case '"':
 		*kind = HR__JSON_STRING;
 		return 0;
-	case '-': case '0': case '1': case '2': case '3': case '4':
-	case '5': case '6': case '7': case '8': case '9':
+	case '-':
+	case '0':
+	case '1':
+	case '2':
+	case '3':
+	case '4':
+	case '5':
+	case '6':
+	case '7':
+	case '8':
+	case '9':
 		*kind = HR__JSON_NUMBER;
 		return scan_number(json, token);
 	default:
@@ -560,7 +570,7 @@ int hr__json_skip(struct hr__json *json)
 	do {
 		bool more = true;
 
-		rc = depth == 0 ? 0
+		rc = depth == 0             ? 0
 		     : is_object[depth - 1] ? hr__json_member(json, &key, &more)
 					    : hr__json_item(json, &more);
 		if (!rc && more)

@@ -26,9 +26,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#define HR__JSON_MAX_SKIP_DEPTH 16
-#define HR__JSON_MAX_SKIP_NUMBER 32   /* bytes of a number in a skipped value */
-#define HR__JSON_MAX_SKIP_EXPONENT 200 /* so that no skipped number is beyond a double, which the official parser refuses */
+#define HR__JSON_MAX_SKIP_DEPTH  16
+#define HR__JSON_MAX_SKIP_NUMBER 32 /* bytes of a number in a skipped value */
+#define HR__JSON_MAX_SKIP_EXPONENT                                                                                     \
+	200 /* so that no skipped number is beyond a double, which the official parser refuses */
 
 struct hr__json {
 	const uint8_t *start, *at, *end;
