@@ -18,7 +18,7 @@
 #include <string.h>
 
 #define TEXT_(x) #x
-#define TEXT(x) TEXT_(x)
+#define TEXT(x)  TEXT_(x)
 
 const char *hr_version(void)
 {
@@ -79,7 +79,8 @@ static int open_files(hr_model *model, const char *const *paths, size_t n_paths,
 	int code;
 
 	if (n_paths > HR__MAX_SHARDS)
-		return hr__fail(HR_E_LIMIT, "%zu files were named; a model may have at most %d", n_paths, HR__MAX_SHARDS);
+		return hr__fail(HR_E_LIMIT, "%zu files were named; a model may have at most %d", n_paths,
+				HR__MAX_SHARDS);
 	code = hr__names_new(&files, n_paths);
 	for (size_t i = 0; i < n_paths && !code; i++) {
 		if (!paths[i] || !paths[i][0])
@@ -96,7 +97,8 @@ static int open_files(hr_model *model, const char *const *paths, size_t n_paths,
 /* ---- an index ---- */
 
 /* All of an index, in memory of its own (*text is the caller's to unmap): big ones come in huge pages, which are quick to get. */
-static int read_text(int directory_fd, const char *name, const char *path, uint32_t flags, uint8_t **text, size_t *bytes)
+static int read_text(int directory_fd, const char *name, const char *path, uint32_t flags, uint8_t **text,
+		     size_t *bytes)
 {
 	struct hr__source source;
 	void *memory;
@@ -106,9 +108,9 @@ static int read_text(int directory_fd, const char *name, const char *path, uint3
 	if (code)
 		return code;
 	if (source.bytes > HR__INDEX_MAX_BYTES)
-		code = hr__fail_at(&(struct hr__where){.stage = "index", .path = path, .offset = HR_NO_OFFSET}, HR_E_LIMIT,
-				   "%s has %" PRIu64 " bytes; an index may have at most %" PRIu64, path, source.bytes,
-				   HR__INDEX_MAX_BYTES);
+		code = hr__fail_at(&(struct hr__where){.stage = "index", .path = path, .offset = HR_NO_OFFSET},
+				   HR_E_LIMIT, "%s has %" PRIu64 " bytes; an index may have at most %" PRIu64, path,
+				   source.bytes, HR__INDEX_MAX_BYTES);
 	*bytes = (size_t)source.bytes;
 	if (!code && hr__os_map(*bytes + 1, &memory)) /* also for an empty file */
 		code = hr__fail_nomem(*bytes);
@@ -132,8 +134,9 @@ static int add_shard(hr_model *model, int directory_fd, const char *directory, c
 		return HR_E_NOMEM;
 	code = add_file(model, directory_fd, name, path, flags);
 	if (code == HR_E_NOTFOUND)
-		code = hr__fail_at(&(struct hr__where){.stage = "index", .path = path, .offset = HR_NO_OFFSET}, HR_E_INDEX,
-				   "%s names the shard %s, which is not there; download it", index_path, path);
+		code = hr__fail_at(&(struct hr__where){.stage = "index", .path = path, .offset = HR_NO_OFFSET},
+				   HR_E_INDEX, "%s names the shard %s, which is not there; download it", index_path,
+				   path);
 	hr__free(path);
 	return code;
 }
@@ -170,11 +173,11 @@ static int open_index(hr_model *model, int directory_fd, const char *directory, 
 		goto out;
 	}
 	if (single && !names_shard(&index, single))
-		code = hr__fail_at(&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET},
-				   HR_E_AMBIGUOUS,
-				   "%s holds both %s and %s, which does not name it; open the one you mean by its own path, "
-				   "%s/%s or %s/%s",
-				   directory, single, name, directory, single, directory, name);
+		code = hr__fail_at(
+			&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET}, HR_E_AMBIGUOUS,
+			"%s holds both %s and %s, which does not name it; open the one you mean by its own path, "
+			"%s/%s or %s/%s",
+			directory, single, name, directory, single, directory, name);
 	for (uint32_t s = 0; s < index.n_shards && !code; s++)
 		code = add_shard(model, directory_fd, directory, index.shards[s], path, flags);
 	if (!code)
@@ -196,8 +199,8 @@ static int open_index_at(hr_model *model, const char *path, uint32_t flags)
 		return HR_E_NOMEM;
 	error = hr__os_open(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY, &directory_fd);
 	if (error)
-		code = hr__fail_errno(&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET}, error,
-				      "open directory");
+		code = hr__fail_errno(&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET},
+				      error, "open directory");
 	else
 		code = open_index(model, directory_fd, directory, slash ? slash + 1 : path, NULL, flags);
 	hr__os_close(directory_fd);
@@ -286,16 +289,19 @@ static int fail_directory(const char *directory, const struct listing *listing)
 	char names[6 * 102 + 40];
 
 	if (listing->indexes.n > 1)
-		return hr__fail_at(&at, HR_E_AMBIGUOUS, "%s holds %zu index files (%s); open the one you mean by its path",
-				   directory, listing->indexes.n, enumerate(&listing->indexes, names, sizeof(names)));
-	if (listing->files.n > 1)
 		return hr__fail_at(&at, HR_E_AMBIGUOUS,
-				   "%s holds %zu safetensors files and no index (%s); name the files that form the model", directory,
-				   listing->files.n, enumerate(&listing->files, names, sizeof(names)));
+				   "%s holds %zu index files (%s); open the one you mean by its path", directory,
+				   listing->indexes.n, enumerate(&listing->indexes, names, sizeof(names)));
+	if (listing->files.n > 1)
+		return hr__fail_at(
+			&at, HR_E_AMBIGUOUS,
+			"%s holds %zu safetensors files and no index (%s); name the files that form the model",
+			directory, listing->files.n, enumerate(&listing->files, names, sizeof(names)));
 	if (listing->other_format)
-		return hr__fail_at(&at, HR_E_NOTFOUND,
-				   "%s holds no *.safetensors file, only *%s, which headrace does not read; convert it first",
-				   directory, listing->other_format);
+		return hr__fail_at(
+			&at, HR_E_NOTFOUND,
+			"%s holds no *.safetensors file, only *%s, which headrace does not read; convert it first",
+			directory, listing->other_format);
 	return hr__fail_at(&at, HR_E_NOTFOUND, "%s holds no *.safetensors file and no index", directory);
 }
 
@@ -308,7 +314,8 @@ static const char *single_beside(const struct listing *listing)
 	for (size_t i = 0; i < listing->files.n; i++) {
 		const char *name = listing->files.names[i];
 
-		if ((strlen(name) == length && memcmp(name, index_name, length) == 0) || strcmp(name, "model.safetensors") == 0)
+		if ((strlen(name) == length && memcmp(name, index_name, length) == 0) ||
+		    strcmp(name, "model.safetensors") == 0)
 			return name;
 	}
 	return NULL;
@@ -320,12 +327,13 @@ static int open_directory(hr_model *model, int directory_fd, const char *directo
 	int error = hr__os_list(directory_fd, list_entry, &listing), code = listing.code;
 
 	if (error)
-		code = hr__fail_errno(&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET}, error,
-				      "list directory");
+		code = hr__fail_errno(&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET},
+				      error, "list directory");
 	if (code)
 		goto out;
 	if (listing.indexes.n == 1) {
-		code = open_index(model, directory_fd, directory, listing.indexes.names[0], single_beside(&listing), flags);
+		code = open_index(model, directory_fd, directory, listing.indexes.names[0], single_beside(&listing),
+				  flags);
 	} else if (listing.indexes.n == 0 && listing.files.n == 1) {
 		code = add_shard(model, directory_fd, directory, listing.files.names[0], directory, flags);
 		if (!code)
@@ -354,7 +362,8 @@ static int start(const struct hr_model_opts *given, uint32_t *flags, hr_model **
 	if (code)
 		return code;
 	if (opts.flags & ~HR_MODEL_NO_SYMLINKS)
-		return hr__fail(HR_E_OPTS, "hr_model_opts.flags is 0x%x, which has bits that this version does not know",
+		return hr__fail(HR_E_OPTS,
+				"hr_model_opts.flags is 0x%x, which has bits that this version does not know",
 				(unsigned)opts.flags);
 	*flags = opts.flags;
 	return hr__model_new(out);
@@ -375,8 +384,9 @@ static int open_name(hr_model *model, const char *name, uint32_t flags)
 	int directory_fd, error, code;
 
 	if (strncmp(name, "store:", 6) == 0)
-		return hr__fail(HR_E_UNSUPPORTED, "%s is in a raw store, and this version of headrace does not open stores; "
-						  "name a directory or files",
+		return hr__fail(HR_E_UNSUPPORTED,
+				"%s is in a raw store, and this version of headrace does not open stores; "
+				"name a directory or files",
 				name);
 	/* A FIFO does not hang this: it is no directory. What is wrong with a link shows when it is opened as a file. */
 	error = hr__os_open(AT_FDCWD, name, O_RDONLY | O_DIRECTORY, &directory_fd);
@@ -386,7 +396,8 @@ static int open_name(hr_model *model, const char *name, uint32_t flags)
 		return code;
 	}
 	if (error != ENOTDIR && error != ENOENT && error != ELOOP)
-		return hr__fail_errno(&(struct hr__where){.stage = "open", .path = name, .offset = HR_NO_OFFSET}, error, "open");
+		return hr__fail_errno(&(struct hr__where){.stage = "open", .path = name, .offset = HR_NO_OFFSET}, error,
+				      "open");
 	if (is_index_name(slash ? slash + 1 : name))
 		return open_index_at(model, name, flags);
 	return open_files(model, &name, 1, flags);

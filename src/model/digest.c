@@ -17,7 +17,6 @@
 
 #include "headrace.h"
 
-
 #define BLOCK_BYTES (UINT64_C(4) << 20)
 
 struct run {
@@ -29,7 +28,7 @@ struct run {
 	hr__sha256 *whole; /* NULL: not wanted */
 	/* the tensors; the helper only */
 	hr__sha256 *part;
-	struct hr_digest *tensors; /* NULL: not wanted */
+	struct hr_digest *tensors;  /* NULL: not wanted */
 	uint64_t tensor, past_last; /* the one being hashed, and the number behind the shard's last */
 	uint64_t first;
 	/* guarded by lock */
@@ -181,7 +180,8 @@ static int fail_read(const struct run *run)
 	code = hr__source_check(run->source); /* most likely truncated: then say that */
 	if (code)
 		return code;
-	return hr__fail_at(&at, HR_E_SHORT, "%s: storage gave nothing at %" PRIu64 ", although the file has %" PRIu64 " bytes",
+	return hr__fail_at(&at, HR_E_SHORT,
+			   "%s: storage gave nothing at %" PRIu64 ", although the file has %" PRIu64 " bytes",
 			   run->source->path, run->read_at, run->source->bytes);
 }
 
@@ -208,7 +208,10 @@ static int digest(struct run *run, struct hr_digest *whole)
 int hr_model_digest(const hr_model *model, uint32_t shard, struct hr_digest *whole, struct hr_digest *tensors,
 		    size_t n_tensors)
 {
-	struct run run = {.model = model, .tensors = tensors, .lock = PTHREAD_MUTEX_INITIALIZER, .moved = PTHREAD_COND_INITIALIZER};
+	struct run run = {.model = model,
+			  .tensors = tensors,
+			  .lock = PTHREAD_MUTEX_INITIALIZER,
+			  .moved = PTHREAD_COND_INITIALIZER};
 	uint64_t count;
 	int code;
 
@@ -217,8 +220,9 @@ int hr_model_digest(const hr_model *model, uint32_t shard, struct hr_digest *who
 				hr__model_n_sources(model));
 	hr__model_shard_tensors(model, shard, &run.first, &count);
 	if (tensors && n_tensors < count)
-		return hr__fail(HR_E_OPTS, "there is room for %zu digests, but shard %" PRIu32 " has %" PRIu64 " tensors", n_tensors,
-				shard, count);
+		return hr__fail(HR_E_OPTS,
+				"there is room for %zu digests, but shard %" PRIu32 " has %" PRIu64 " tensors",
+				n_tensors, shard, count);
 	run.source = hr__model_source(model, shard);
 	run.tensor = run.first;
 	run.past_last = run.first + count;

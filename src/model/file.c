@@ -28,7 +28,8 @@ static int fail_to_open(const char *path, int no_symlinks, int error)
 		return hr__fail_at(&at, HR_E_IO, "%s is a symbolic link to %s, which does not exist", path, target);
 	if (error == EMFILE)
 		return hr__fail_at(&at, HR_E_IO,
-				   "cannot open %s: the process has too many files open; raise the limit (ulimit -n)", path);
+				   "cannot open %s: the process has too many files open; raise the limit (ulimit -n)",
+				   path);
 	if (error == ENXIO)
 		return hr__fail_at(&at, HR_E_IO, "%s is a socket or a device, not a regular file", path);
 	return hr__fail_errno(&at, error, "open");
@@ -126,10 +127,11 @@ static int fail_changed(const struct hr__source *source, const struct hr__identi
 				   "%s was written to while it was in use: its modification time was %s and is %s now; "
 				   "open the model again",
 				   source->path, time_text(was->mtime_ns, before), time_text(now->mtime_ns, after));
-	return hr__fail_at(&at, HR_E_CHANGED,
-			   "%s was renamed, replaced, removed or had its mode changed while it was in use: its change time "
-			   "was %s and is %s now; open the model again",
-			   source->path, time_text(was->ctime_ns, before), time_text(now->ctime_ns, after));
+	return hr__fail_at(
+		&at, HR_E_CHANGED,
+		"%s was renamed, replaced, removed or had its mode changed while it was in use: its change time "
+		"was %s and is %s now; open the model again",
+		source->path, time_text(was->ctime_ns, before), time_text(now->ctime_ns, after));
 }
 
 int hr__source_check(const struct hr__source *source)
@@ -139,8 +141,9 @@ int hr__source_check(const struct hr__source *source)
 	int error = hr__os_fstat(fd, &st);
 
 	if (error)
-		return hr__fail_errno(&(struct hr__where){.stage = "read", .path = source->path, .offset = HR_NO_OFFSET}, error,
-				      "look at");
+		return hr__fail_errno(
+			&(struct hr__where){.stage = "read", .path = source->path, .offset = HR_NO_OFFSET}, error,
+			"look at");
 	if (st.identity.device == source->identity.device && st.identity.inode == source->identity.inode &&
 	    st.identity.bytes == source->identity.bytes && st.identity.mtime_ns == source->identity.mtime_ns &&
 	    st.identity.ctime_ns == source->identity.ctime_ns)
@@ -167,6 +170,6 @@ int hr__source_read(const struct hr__source *source, uint64_t offset, void *dst,
 		return code;
 	at.offset = offset + got;
 	return hr__fail_at(&at, HR_E_SHORT,
-			   "%s: storage gave %zu of %zu bytes at %" PRIu64 ", although the file has %" PRIu64, source->path,
-			   got, bytes, offset, source->bytes);
+			   "%s: storage gave %zu of %zu bytes at %" PRIu64 ", although the file has %" PRIu64,
+			   source->path, got, bytes, offset, source->bytes);
 }

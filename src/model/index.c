@@ -20,7 +20,7 @@
 
 #define MAX_FILE_NAME 255
 /* Members of the top level or of "metadata", and bytes of their keys: real ones have a handful. */
-#define MAX_SIDE_KEYS 64
+#define MAX_SIDE_KEYS      64
 #define MAX_SIDE_KEY_BYTES 256
 
 struct parser {
@@ -29,7 +29,7 @@ struct parser {
 	struct hr__index *index;
 	size_t entries_room, shards_room, arena_used, json_bytes;
 	struct hr__names shard_names;
-	uint32_t last_shard; /* the next tensor is most likely in it as well ... */
+	uint32_t last_shard;               /* the next tensor is most likely in it as well ... */
 	struct hr__json_string last_value; /* ... and then its name is spelled the same */
 	bool has_weight_map;
 };
@@ -47,8 +47,8 @@ static int see_key(const struct parser *p, struct seen *seen, const struct hr__j
 
 	if (key->bytes > sizeof(text) || seen->n == MAX_SIDE_KEYS)
 		return hr__json_fail(&p->json, key->raw, HR_E_LIMIT,
-				     "an index may have at most %d keys beside its tensors, of at most %d bytes each", MAX_SIDE_KEYS,
-				     MAX_SIDE_KEY_BYTES);
+				     "an index may have at most %d keys beside its tensors, of at most %d bytes each",
+				     MAX_SIDE_KEYS, MAX_SIDE_KEY_BYTES);
 	hr__json_decode(key, text);
 	hash = hr__hash(p->key, text, key->bytes);
 	for (size_t i = 0; i < seen->n; i++)
@@ -100,7 +100,8 @@ static int add_shard(struct parser *p, const struct hr__json_string *value, cons
 	if (code)
 		return code;
 	if (index->n_shards == HR__MAX_SHARDS)
-		return hr__json_fail(&p->json, value->raw, HR_E_LIMIT, "an index may name at most %d files", HR__MAX_SHARDS);
+		return hr__json_fail(&p->json, value->raw, HR_E_LIMIT, "an index may name at most %d files",
+				     HR__MAX_SHARDS);
 	if (index->n_shards == p->shards_room) {
 		size_t room = p->shards_room ? p->shards_room * 2 : 16;
 		const char **bigger = hr__realloc(index->shards, room, sizeof(*bigger));
@@ -138,8 +139,8 @@ static int read_shard(struct parser *p)
 	    memcmp(value.raw, p->last_value.raw, value.raw_bytes) == 0)
 		return 0;
 	if (value.bytes > MAX_FILE_NAME)
-		return hr__json_fail(&p->json, value.raw, HR_E_PATH, "a shard's name has %zu bytes; the limit is %d", value.bytes,
-				     MAX_FILE_NAME);
+		return hr__json_fail(&p->json, value.raw, HR_E_PATH, "a shard's name has %zu bytes; the limit is %d",
+				     value.bytes, MAX_FILE_NAME);
 	p->last_value = value;
 	hr__json_decode(&value, text);
 	hash = hr__hash(p->key, text, value.bytes);
@@ -226,8 +227,8 @@ static int read_entry(struct parser *p, const struct hr__json_string *name)
 	int code;
 
 	if (name->bytes > HR__MAX_NAME_BYTES)
-		return hr__json_fail(&p->json, name->raw, HR_E_LIMIT, "a tensor's name has %zu bytes; the limit is %d", name->bytes,
-				     HR__MAX_NAME_BYTES);
+		return hr__json_fail(&p->json, name->raw, HR_E_LIMIT, "a tensor's name has %zu bytes; the limit is %d",
+				     name->bytes, HR__MAX_NAME_BYTES);
 	code = entries_reserve(p);
 	if (code)
 		return code;
@@ -259,7 +260,8 @@ static int read_weight_map(struct parser *p)
 	return code;
 }
 
-const struct hr__index_entry *hr__index_find(const struct hr__index *index, uint64_t hash, const char *name, size_t name_len)
+const struct hr__index_entry *hr__index_find(const struct hr__index *index, uint64_t hash, const char *name,
+					     size_t name_len)
 {
 	uint32_t number;
 
@@ -283,8 +285,8 @@ static int make_table(struct parser *p)
 
 		if (hr__index_find(index, entry->hash, entry->name, entry->name_len)) {
 			hr__escape(name, sizeof(name), entry->name, entry->name_len);
-			return hr__json_fail(&p->json, p->json.start + entry->at, HR_E_DUPLICATE, "tensor \"%s\" is listed twice",
-					     name);
+			return hr__json_fail(&p->json, p->json.start + entry->at, HR_E_DUPLICATE,
+					     "tensor \"%s\" is listed twice", name);
 		}
 		hr__names_add(&index->names, entry->hash, (uint32_t)i);
 	}

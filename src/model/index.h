@@ -31,13 +31,15 @@ struct hr__index {
 	void *arena;
 };
 
-/* Errors have stage "index" and positions in the file, but no path: the caller adds it with hr__error_locate(). `out` is
- * empty after a failure; it points into `json`, which must live as long. HR_E_UTF8, HR_E_JSON, HR_E_TYPE, HR_E_FIELD, HR_E_DUPLICATE, HR_E_PATH, HR_E_LIMIT, HR_E_INDEX. */
+/* The index points into `json`, which must live as long as it does. Errors have stage "index" and positions in the file, but
+ * no path: the caller adds it with hr__error_locate(). `out` is empty after a failure. HR_E_UTF8, HR_E_JSON, HR_E_TYPE,
+ * HR_E_FIELD, HR_E_DUPLICATE, HR_E_PATH, HR_E_LIMIT, HR_E_INDEX. */
 int hr__index_parse(const struct hr__hash_key *key, const uint8_t *json, size_t json_bytes, struct hr__index *out);
 void hr__index_free(struct hr__index *index);
 
 /* The entry of a name, or NULL. */
-const struct hr__index_entry *hr__index_find(const struct hr__index *index, uint64_t hash, const char *name, size_t name_len);
+const struct hr__index_entry *hr__index_find(const struct hr__index *index, uint64_t hash, const char *name,
+					     size_t name_len);
 
 /* Starts to bring in what the look-ups of two hashes will need, the second of them sooner. */
 static inline void hr__index_expect(const struct hr__index *index, uint64_t hash, uint64_t sooner)

@@ -87,8 +87,8 @@ static int count_header_bytes(hr_model *model, const struct hr__source *source, 
 	if (model->header_bytes <= HR__MAX_MODEL_HEADER_BYTES)
 		return 0;
 	return hr__fail_at(&(struct hr__where){.stage = "header", .path = source->path, .offset = 0}, HR_E_LIMIT,
-			   "with %s the headers of this model have %" PRIu64 " bytes; the limit is %" PRIu64, source->path,
-			   model->header_bytes, HR__MAX_MODEL_HEADER_BYTES);
+			   "with %s the headers of this model have %" PRIu64 " bytes; the limit is %" PRIu64,
+			   source->path, model->header_bytes, HR__MAX_MODEL_HEADER_BYTES);
 }
 
 /* Reads the header's text into the scratch memory, behind its length. */
@@ -183,8 +183,11 @@ static bool find_name(const hr_model *model, uint64_t hash, const char *name, si
 static int fail_twice(const hr_model *model, const struct hr__entry *entry, uint32_t a, uint32_t b, bool has_index)
 {
 	const char *path_a = model->shards[a].source.path, *path_b = model->shards[b].source.path;
-	const struct hr__where at = {
-		.stage = "open", .path = path_b, .tensor = entry->name, .tensor_len = entry->name_len, .offset = HR_NO_OFFSET};
+	const struct hr__where at = {.stage = "open",
+				     .path = path_b,
+				     .tensor = entry->name,
+				     .tensor_len = entry->name_len,
+				     .offset = HR_NO_OFFSET};
 	char name[128];
 
 	hr__escape(name, sizeof(name), entry->name, entry->name_len);
@@ -223,8 +226,9 @@ static int number_shard(hr_model *model, uint32_t s, const struct hr__index *ind
 	shard->first = model->n_tensors;
 	for (size_t i = 0; i < shard->header.n_entries && !code; i++) {
 		const struct hr__entry *entry = &shard->header.entries[i];
-		const struct hr__index_entry *listed =
-			index ? hr__index_find(index, entry->hash, entry->name, entry->name_len) : NULL;
+		const struct hr__index_entry *listed = index ? hr__index_find(index, entry->hash, entry->name,
+									      entry->name_len)
+							     : NULL;
 
 		if (i + 8 < shard->header.n_entries) {
 			hr__names_expect(&model->names, entry[8].hash);
@@ -265,29 +269,33 @@ static int fail_missing(const hr_model *model, const struct hr__index *index, co
 		if (find_name(model, entry->hash, entry->name, entry->name_len, &number))
 			continue; /* names are numbered from the shard that the index gives, or not at all */
 		hr__escape(name, sizeof(name), entry->name, entry->name_len);
-		return hr__fail_at(&at, HR_E_INDEX,
-				   "%s says that tensor \"%s\" is in %s, but that shard does not have it; download both again",
-				   index_path, name, index->shards[entry->shard]);
+		return hr__fail_at(
+			&at, HR_E_INDEX,
+			"%s says that tensor \"%s\" is in %s, but that shard does not have it; download both again",
+			index_path, name, index->shards[entry->shard]);
 	}
 	return hr__fail(HR_E_INDEX, "%s does not agree with its shards", index_path);
 }
 
-static int warn_of_index(hr_model *model, const struct hr__index *index, const char *index_path, const struct tally *tally)
+static int warn_of_index(hr_model *model, const struct hr__index *index, const char *index_path,
+			 const struct tally *tally)
 {
 	char name[128];
 	int code = 0;
 
 	if (tally->n_unlisted) {
 		hr__escape(name, sizeof(name), tally->first_unlisted->name, tally->first_unlisted->name_len);
-		code = add_warning(model, hr__format("%" PRIu64 " tensor%s not in %s, the first is \"%s\" in %s; %s to the model "
-						     "all the same",
-						     tally->n_unlisted, tally->n_unlisted == 1 ? " is" : "s are", index_path,
-						     name, model->shards[tally->first_unlisted_shard].source.path,
-						     tally->n_unlisted == 1 ? "it belongs" : "they belong"));
+		code = add_warning(
+			model, hr__format("%" PRIu64 " tensor%s not in %s, the first is \"%s\" in %s; %s to the model "
+					  "all the same",
+					  tally->n_unlisted, tally->n_unlisted == 1 ? " is" : "s are", index_path, name,
+					  model->shards[tally->first_unlisted_shard].source.path,
+					  tally->n_unlisted == 1 ? "it belongs" : "they belong"));
 	}
 	if (!code && index->has_total_size && index->total_size != tally->listed_bytes)
-		code = add_warning(model, hr__format("%s says that the tensors have %" PRIu64 " bytes, but they have %" PRIu64,
-						     index_path, index->total_size, tally->listed_bytes));
+		code = add_warning(model,
+				   hr__format("%s says that its tensors have %" PRIu64 " bytes, but they have %" PRIu64,
+					      index_path, index->total_size, tally->listed_bytes));
 	return code;
 }
 
@@ -353,7 +361,8 @@ int hr_model_tensor(const hr_model *model, uint64_t index, struct hr_tensor *out
 	struct hr_tensor tensor;
 
 	if (index >= model->n_tensors)
-		return hr__fail(HR_E_OPTS, "there is no tensor %" PRIu64 ": the model has %" PRIu64, index, model->n_tensors);
+		return hr__fail(HR_E_OPTS, "there is no tensor %" PRIu64 ": the model has %" PRIu64, index,
+				model->n_tensors);
 	entry = model->tensors[index].entry;
 	tensor = (struct hr_tensor){
 		.name = entry->name,
@@ -429,8 +438,8 @@ int hr_model_metadata(const hr_model *model, uint32_t shard, uint64_t pair, cons
 	if (code)
 		return code;
 	if (pair >= model->shards[shard].header.n_pairs)
-		return hr__fail(HR_E_OPTS, "there is no metadata pair %" PRIu64 ": shard %" PRIu32 " has %zu", pair, shard,
-				model->shards[shard].header.n_pairs);
+		return hr__fail(HR_E_OPTS, "there is no metadata pair %" PRIu64 ": shard %" PRIu32 " has %zu", pair,
+				shard, model->shards[shard].header.n_pairs);
 	from = &model->shards[shard].header.pairs[pair];
 	*key = from->key;
 	*key_len = from->key_len;

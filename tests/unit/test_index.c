@@ -62,7 +62,8 @@ static void accepted(const char *text, uint32_t n_shards, size_t n_entries)
 
 static void shards_are_numbered_by_name_and_tensors_found(void **state)
 {
-	static const char text[] = "\xef\xbb\xbf" /* skipped below */
+	static const char text[] =
+		"\xef\xbb\xbf" /* skipped below */
 		"{\"metadata\":{\"total_size\":12,\"x\":[1]},\"weight_map\":{\"c\":\"m-2.safetensors\",\"a\":\"m-1.safetensors\","
 		"\"b\":\"m-2.safetensors\",\"\":\"m-1.safetensors\"}}";
 	struct hr__index index;
@@ -87,8 +88,9 @@ static void shards_are_numbered_by_name_and_tensors_found(void **state)
 
 static void escapes_in_names_are_decoded(void **state)
 {
-	static const char text[] = "{\"weight_map\":{\"a\\u0000b\":\"\\u006d.safetensors\",\"\\ud83d\\ude00\":\"m.safetensors\","
-				   "\"plain\":\"m\\u002esafetensors\"}}";
+	static const char text[] =
+		"{\"weight_map\":{\"a\\u0000b\":\"\\u006d.safetensors\",\"\\ud83d\\ude00\":\"m.safetensors\","
+		"\"plain\":\"m\\u002esafetensors\"}}";
 	struct hr__index index;
 	uint8_t *keep;
 
@@ -146,12 +148,14 @@ static void total_size_is_taken_if_whole_and_ignored_otherwise(void **state)
 static void real_world_spellings_are_accepted(void **state)
 {
 	(void)state;
-	accepted("\r\n\t {\n  \"version\": 1, \"weight_map\": {\n    \"b\": \"x.safetensors\",\n    \"a\": \"x.safetensors\"\n  },\n"
-		 "  \"extra\": {\"k\": [1, 2.5, {\"d\": null}]}\n}\n ",
-		 1, 2);
-	accepted("{\"weight_map\":{\"a\":\"consolidated-00001-of-00051.safetensors\",\"b\":\"model-1-of-61.safetensors\","
-		 "\"c\":\"model-000001-of-000163.safetensors\",\"d\":\"weights with space.safetensors\"}}",
-		 4, 4);
+	accepted(
+		"\r\n\t {\n  \"version\": 1, \"weight_map\": {\n    \"b\": \"x.safetensors\",\n    \"a\": \"x.safetensors\"\n  },\n"
+		"  \"extra\": {\"k\": [1, 2.5, {\"d\": null}]}\n}\n ",
+		1, 2);
+	accepted(
+		"{\"weight_map\":{\"a\":\"consolidated-00001-of-00051.safetensors\",\"b\":\"model-1-of-61.safetensors\","
+		"\"c\":\"model-000001-of-000163.safetensors\",\"d\":\"weights with space.safetensors\"}}",
+		4, 4);
 	accepted("{\"weight_map\":{\"weight_map\":\"..safetensors\"}}", 1, 1);
 }
 
@@ -167,7 +171,9 @@ static void a_large_index_is_read_whole(void **state)
 	(void)state;
 	used += (size_t)snprintf(text, 60, "{\n  \"weight_map\": {\n");
 	for (size_t i = 0; i < n; i++)
-		used += (size_t)snprintf(text + used, 140, "    \"model.layers.%zu.mlp.experts.down_proj.weight_scale_inv\": \"model-%05zu-of-00161.safetensors\"%s\n",
+		used += (size_t)snprintf(
+			text + used, 140,
+			"    \"model.layers.%zu.mlp.experts.down_proj.weight_scale_inv\": \"model-%05zu-of-00161.safetensors\"%s\n",
 			i * 7919 % n, i % 161, i + 1 < n ? "," : "");
 	used += (size_t)snprintf(text + used, 10, "  }\n}\n");
 	assert_true(used > 17000000);
@@ -175,7 +181,8 @@ static void a_large_index_is_read_whole(void **state)
 	assert_int_equal(index.n_shards, 161);
 	assert_int_equal(index.n_entries, n);
 	for (size_t i = 0; i < n; i++) {
-		int length = snprintf(name, sizeof(name), "model.layers.%zu.mlp.experts.down_proj.weight_scale_inv", i * 7919 % n);
+		int length = snprintf(name, sizeof(name), "model.layers.%zu.mlp.experts.down_proj.weight_scale_inv",
+				      i * 7919 % n);
 
 		assert_int_equal(shard_of(&index, name, (size_t)length), i % 161);
 	}
@@ -225,10 +232,31 @@ static void refuses_the_wrong_shape(void **state)
 static void refuses_shard_names_that_are_paths(void **state)
 {
 	static const char *const names[] = {
-		"../x.safetensors", "/x.safetensors", "/etc/passwd", "sub/x.safetensors", "./x.safetensors", "a//b.safetensors",
-		"x.safetensors/", "..", ".", "", "a\\\\b.safetensors", "..\\\\x.safetensors", "C:x.safetensors", "c:\\\\x.safetensors",
-		"x.bin", "x", "x.safetensors.bin", "x.SAFETENSORS", "safetensors", "x.safetensors ", "a\\u0000.safetensors",
-		"a\\n.safetensors", "a\\u007f.safetensors", "\\u002e\\u002e\\u002fx.safetensors", "x.safetensors\\u0000",
+		"../x.safetensors",
+		"/x.safetensors",
+		"/etc/passwd",
+		"sub/x.safetensors",
+		"./x.safetensors",
+		"a//b.safetensors",
+		"x.safetensors/",
+		"..",
+		".",
+		"",
+		"a\\\\b.safetensors",
+		"..\\\\x.safetensors",
+		"C:x.safetensors",
+		"c:\\\\x.safetensors",
+		"x.bin",
+		"x",
+		"x.safetensors.bin",
+		"x.SAFETENSORS",
+		"safetensors",
+		"x.safetensors ",
+		"a\\u0000.safetensors",
+		"a\\n.safetensors",
+		"a\\u007f.safetensors",
+		"\\u002e\\u002e\\u002fx.safetensors",
+		"x.safetensors\\u0000",
 	};
 
 	(void)state;
@@ -256,14 +284,17 @@ static void file_names_have_at_most_255_bytes(void **state)
 static void refuses_a_key_that_occurs_twice(void **state)
 {
 	(void)state;
-	refused("{\"weight_map\":{\"a\":\"m.safetensors\",\"b\":\"m.safetensors\",\"a\":\"m.safetensors\"}}", HR_E_DUPLICATE, "\"a\"");
+	refused("{\"weight_map\":{\"a\":\"m.safetensors\",\"b\":\"m.safetensors\",\"a\":\"m.safetensors\"}}",
+		HR_E_DUPLICATE, "\"a\"");
 	refused("{\"weight_map\":{\"a\":\"m.safetensors\",\"a\":\"n.safetensors\"}}", HR_E_DUPLICATE, "\"a\"");
 	refused("{\"weight_map\":{\"a\":\"m.safetensors\",\"\\u0061\":\"m.safetensors\"}}", HR_E_DUPLICATE, NULL);
-	refused("{\"weight_map\":{\"a\":\"m.safetensors\"},\"weight_map\":{\"a\":\"m.safetensors\"}}", HR_E_DUPLICATE, NULL);
+	refused("{\"weight_map\":{\"a\":\"m.safetensors\"},\"weight_map\":{\"a\":\"m.safetensors\"}}", HR_E_DUPLICATE,
+		NULL);
 	refused("{\"weight_map\":{\"a\":\"m.safetensors\"},\"weight\\u005fmap\":{}}", HR_E_DUPLICATE, NULL);
 	refused("{\"metadata\":null,\"metadata\":{},\"weight_map\":{\"a\":\"m.safetensors\"}}", HR_E_DUPLICATE, NULL);
 	refused("{\"x\":1,\"x\":2,\"weight_map\":{\"a\":\"m.safetensors\"}}", HR_E_DUPLICATE, NULL);
-	refused("{\"metadata\":{\"total_size\":1,\"total_size\":1},\"weight_map\":{\"a\":\"m.safetensors\"}}", HR_E_DUPLICATE, NULL);
+	refused("{\"metadata\":{\"total_size\":1,\"total_size\":1},\"weight_map\":{\"a\":\"m.safetensors\"}}",
+		HR_E_DUPLICATE, NULL);
 	refused("{\"metadata\":{\"y\":1,\"y\":1},\"weight_map\":{\"a\":\"m.safetensors\"}}", HR_E_DUPLICATE, NULL);
 }
 
@@ -280,7 +311,8 @@ static void limits_keep_hostile_indexes_harmless(void **state)
 	assert_fails(hr__index_parse(&key, (const uint8_t *)"{", HR__INDEX_MAX_BYTES + 1, &index), HR_E_LIMIT);
 	used += (size_t)snprintf(text, 40, "{\"weight_map\":{");
 	for (size_t i = 0; i < n; i++)
-		used += (size_t)snprintf(text + used, 40, "%s\"%zu\":\"%zu.safetensors\"", i ? "," : "", i, i % (n - 1));
+		used += (size_t)snprintf(text + used, 40, "%s\"%zu\":\"%zu.safetensors\"", i ? "," : "", i,
+					 i % (n - 1));
 	used += (size_t)snprintf(text + used, 3, "}}");
 	assert_ok(parse(text, used, &index, &keep)); /* exactly as many as may be */
 	assert_int_equal(index.n_shards, HR__MAX_SHARDS);

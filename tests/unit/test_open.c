@@ -129,9 +129,9 @@ static void a_file_needs_no_suffix(void **state)
 /* V47: snapshots/<revision>/x.safetensors -> ../../blobs/<digest> */
 static void opens_a_hugging_face_cache_of_links(void **state)
 {
-	char *blobs = path_in(*state, "blobs"), *snapshots = path_in(*state, "snapshots"), *revision = path_in(snapshots, "abc"),
-	     *link_a = path_in(revision, "model-1.safetensors"), *link_b = path_in(revision, "model-2.safetensors"),
-	     *link_index = path_in(revision, index_name);
+	char *blobs = path_in(*state, "blobs"), *snapshots = path_in(*state, "snapshots"),
+	     *revision = path_in(snapshots, "abc"), *link_a = path_in(revision, "model-1.safetensors"),
+	     *link_b = path_in(revision, "model-2.safetensors"), *link_index = path_in(revision, index_name);
 	hr_model *model;
 
 	assert_int_equal(mkdir(blobs, 0700) | mkdir(snapshots, 0700) | mkdir(revision, 0700), 0);
@@ -206,9 +206,10 @@ static void the_index_decides_between_copies(void **state)
 	SHARD(*state, "1.safetensors", "w", "a");
 	SHARD(*state, "2.safetensors", "b", "w", "c");
 	SHARD(*state, "3.safetensors", "w", "d");
-	write_text(*state, index_name,
-		   "{\"weight_map\":{\"w\":\"2.safetensors\",\"a\":\"1.safetensors\",\"b\":\"2.safetensors\",\"c\":\"2.safetensors\","
-		   "\"d\":\"3.safetensors\"}}");
+	write_text(
+		*state, index_name,
+		"{\"weight_map\":{\"w\":\"2.safetensors\",\"a\":\"1.safetensors\",\"b\":\"2.safetensors\",\"c\":\"2.safetensors\","
+		"\"d\":\"3.safetensors\"}}");
 	model = must_open(*state, NULL);
 	assert_int_equal(hr_model_n_tensors(model), 5); /* the copies are not numbered */
 	assert_int_equal(tensor_named(model, "a").index, 0);
@@ -234,8 +235,10 @@ static void a_wrong_total_size_is_a_warning(void **state)
 		char text[200];
 		hr_model *model;
 
-		snprintf(text, sizeof(text),
-			 "{\"metadata\":{\"total_size\":%s},\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"1.safetensors\"}}", sizes[i]);
+		snprintf(
+			text, sizeof(text),
+			"{\"metadata\":{\"total_size\":%s},\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"1.safetensors\"}}",
+			sizes[i]);
 		write_text(*state, index_name, text);
 		model = must_open(*state, NULL);
 		assert_int_equal(hr_model_warning(model, 0) != NULL, warns[i]);
@@ -409,7 +412,8 @@ static void two_indexes_are_ambiguous(void **state)
 /* I90 */
 static void what_is_no_regular_file_is_refused_without_waiting(void **state)
 {
-	char *fifo = path_in(*state, "fifo.safetensors"), *dir = path_in(*state, "dir.safetensors"), *sock = path_in(*state, "sock");
+	char *fifo = path_in(*state, "fifo.safetensors"), *dir = path_in(*state, "dir.safetensors"),
+	     *sock = path_in(*state, "sock");
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int listener = socket(AF_UNIX, SOCK_STREAM, 0);
 	const char *paths[] = {dir};
@@ -450,7 +454,8 @@ static int open_as_nobody(void *path)
 /* I91 */
 static void links_to_nowhere_loops_and_forbidden_files_tell_their_reason(void **state)
 {
-	char *dangling = path_in(*state, "dangling"), *loop = path_in(*state, "loop"), *secret = path_in(*state, "secret");
+	char *dangling = path_in(*state, "dangling"), *loop = path_in(*state, "loop"),
+	     *secret = path_in(*state, "secret");
 	int rc;
 
 	assert_int_equal(symlink("no/such/file", dangling) | symlink("loop", loop), 0);
@@ -548,9 +553,10 @@ static void write_rich_model(const char *dir)
 	SHARD(dir, "1.safetensors", "a", "x");
 	SHARD(dir, "2.safetensors", "b");
 	SHARD(dir, "3.safetensors", "n");
-	write_text(dir, index_name,
-		   "{\"metadata\":{\"total_size\":1},\"weight_map\":{\"a\":\"1.safetensors\",\"\\u0062\":\"2.safetensors\","
-		   "\"n\":\"3.safetensors\"}}");
+	write_text(
+		dir, index_name,
+		"{\"metadata\":{\"total_size\":1},\"weight_map\":{\"a\":\"1.safetensors\",\"\\u0062\":\"2.safetensors\","
+		"\"n\":\"3.safetensors\"}}");
 	free(names);
 	free(path);
 }
