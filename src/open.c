@@ -4,7 +4,8 @@
  * could be meant, the answer is HR_E_AMBIGUOUS with the candidates and what to type.
  *
  * A shard is opened below the descriptor of its directory and by a name without a slash, so an index cannot lead out of it. A
- * link is followed in the last component, since a Hugging Face cache is made of them, unless the caller refuses links.
+ * link is followed in the last component, since a Hugging Face cache is made of them, unless the caller refuses links; a
+ * directory that is a link itself is opened either way, being the caller's own word.
  */
 #include "core/arith.h"
 #include "core/error.h"
