@@ -48,14 +48,19 @@
 extern "C" {
 #endif
 
+/** @def HR_API
+ * Marks what the library exports. */
 #if defined(__GNUC__)
 #define HR_API __attribute__((visibility("default")))
 #else
 #define HR_API
 #endif
 
+/** Version of this header: major. hr_version() has that of the library. */
 #define HR_VERSION_MAJOR 0
+/** Minor. */
 #define HR_VERSION_MINOR 1
+/** Patch level. */
 #define HR_VERSION_PATCH 0
 
 /** Version of the library that is linked, e.g. "0.1.0" (the macros give that of the header). */
@@ -115,7 +120,7 @@ HR_API const char *hr_version(void);
 /** Error codes; HR_OK is success. */
 enum hr_error_code {
 	HR_OK = 0,
-#define HR__ENUM(name, number, text) name = (number),
+#define HR__ENUM(name, number, text) name = (number), /**< one row of the table above */
 	HR_ERROR_CODES(HR__ENUM)
 #undef HR__ENUM
 };
@@ -156,7 +161,7 @@ typedef struct hr_model hr_model;
 
 /** Element types (HR_DTYPE_F32 ...). Numbers are stable. */
 enum hr_dtype {
-#define HR__ENUM(name, number, bits) HR_DTYPE_##name = (number),
+#define HR__ENUM(name, number, bits) HR_DTYPE_##name = (number), /**< one row of the table above */
 	HR_DTYPES(HR__ENUM)
 #undef HR__ENUM
 };
@@ -174,6 +179,7 @@ struct hr_model_opts {
 	size_t size;    /**< HR_MODEL_OPTS_INIT sets it */
 	uint32_t flags; /**< HR_MODEL_* */
 };
+/** Start value of a struct hr_model_opts: its size, all else zero. */
 #define HR_MODEL_OPTS_INIT {sizeof(struct hr_model_opts)}
 
 /**
@@ -216,6 +222,7 @@ struct hr_tensor {
 	uint32_t rank;        /**< 0 for a scalar */
 	uint32_t flags;       /**< HR_TENSOR_* */
 };
+/** Start value of a struct hr_tensor: its size, all else zero. */
 #define HR_TENSOR_INIT {sizeof(struct hr_tensor)}
 
 /** How many tensors. They are numbered in file order: by shard, then by offset. */
@@ -234,6 +241,7 @@ struct hr_shard {
 	uint64_t n_tensors;   /**< that its header lists, those that another shard overrides included */
 	uint64_t n_metadata;  /**< pairs in its __metadata__ */
 };
+/** Start value of a struct hr_shard: its size, all else zero. */
 #define HR_SHARD_INIT {sizeof(struct hr_shard)}
 
 /** How many shards. */
@@ -255,7 +263,7 @@ HR_API int hr_model_read_shard(const hr_model *model, uint32_t shard, uint64_t o
 
 /** A SHA-256 digest. */
 struct hr_digest {
-	uint8_t sha256[32];
+	uint8_t sha256[32]; /**< the 32 bytes, as printed from left to right */
 };
 /**
  * SHA-256 of a whole shard and, if `tensors` is not NULL, of each of its tensors (tensors[i] belongs to
@@ -290,6 +298,7 @@ struct hr_device_info {
 	uint32_t driver;      /**< 13000 for CUDA 13.0; 0 for cpu */
 	uint32_t flags;       /**< HR_DEVICE_* */
 };
+/** Start value of a struct hr_device_info: its size, all else zero. */
 #define HR_DEVICE_INFO_INIT {sizeof(struct hr_device_info)}
 /** hr_device_info.flags: many small copies go to the driver in one call (CUDA 12.8 and later). */
 #define HR_DEVICE_BATCH_COPY 1u
@@ -312,8 +321,9 @@ typedef struct hr_loader hr_loader;
 /** All reads go around the page cache (O_DIRECT); HR_E_UNSUPPORTED where the file system refuses that. */
 #define HR_CACHING_BYPASS 2u
 
-/** Smallest pool and slot that are accepted; see hr_loader_opts. */
+/** Smallest pool that is accepted; see hr_loader_opts. */
 #define HR_MIN_STAGING_BYTES (UINT64_C(128) << 10)
+/** Smallest slot that is accepted. */
 #define HR_MIN_SLOT_BYTES (UINT64_C(64) << 10)
 
 /** How to set up a loader. */
@@ -340,6 +350,7 @@ struct hr_loader_opts {
 	void (*release)(void *ctx, void *memory, uint64_t bytes, void *stream); /**< see `alloc` */
 	void *alloc_ctx;                                                        /**< first argument of both */
 };
+/** Start value of a struct hr_loader_opts: its size, all else zero. */
 #define HR_LOADER_OPTS_INIT {sizeof(struct hr_loader_opts)}
 
 /**
@@ -382,6 +393,7 @@ struct hr_job_opts {
 	void *wait_stream;   /**< CUDA stream: our writes start after the work that is queued there now */
 	void *signal_stream; /**< CUDA stream: what is queued there after a good hr_job_wait() sees our writes */
 };
+/** Start value of a struct hr_job_opts: its size, all else zero. */
 #define HR_JOB_OPTS_INIT {sizeof(struct hr_job_opts)}
 
 /**
@@ -451,6 +463,7 @@ struct hr_feed_opts {
 	void *wait_stream;       /**< as in a job */
 	void *signal_stream;     /**< as in a job, at every hr_feed_next() */
 };
+/** Start value of a struct hr_feed_opts: its size, all else zero. */
 #define HR_FEED_OPTS_INIT {sizeof(struct hr_feed_opts)}
 /** hr_feed_opts.flags: deliver in the order of `tensors`. Otherwise in file order, which is faster. */
 #define HR_FEED_GIVEN_ORDER 1u
@@ -480,6 +493,7 @@ enum hr_engine {
 	HR_ENGINE_CUFILE = 3,
 	HR_ENGINE_UGDS = 4,
 };
+/** Room for engines in hr_stats: more than there are. */
 #define HR_N_ENGINES 8
 /** An engine's name by its number, or NULL. */
 HR_API const char *hr_engine_name(uint32_t engine);
@@ -509,6 +523,7 @@ struct hr_stats {
 	uint32_t n_slots;        /**< in the pool */
 	char note[240];          /**< why a better way was not used; empty if there is nothing to say */
 };
+/** Start value of a struct hr_stats: its size, all else zero. */
 #define HR_STATS_INIT {sizeof(struct hr_stats)}
 /** Statistics of a job, running or settled. */
 HR_API int hr_job_stats(hr_job *job, struct hr_stats *out);
@@ -530,6 +545,7 @@ struct hr_plan_info {
 	uint64_t staging_bytes;  /**< the pool */
 	char note[240];          /**< as in hr_stats */
 };
+/** Start value of a struct hr_plan_info: its size, all else zero. */
 #define HR_PLAN_INFO_INIT {sizeof(struct hr_plan_info)}
 /** What hr_job_start() would do with these reads (their `dst` is not looked at). Reads no data. */
 HR_API int hr_plan(hr_loader *loader, hr_model *model, const struct hr_read *reads, size_t n_reads,
@@ -568,6 +584,7 @@ struct hr_ceiling {
 	uint64_t ns;     /**< wall clock */
 	uint64_t cpu_ns; /**< of the whole process */
 };
+/** Start value of a struct hr_ceiling: its size, all else zero. */
 #define HR_CEILING_INIT {sizeof(struct hr_ceiling)}
 /**
  * Measures a ceiling: up to `bytes` (0: as many as the model has). Takes memory of its own: no more than the pool has,
