@@ -102,6 +102,7 @@ void hr__os_eventfd_clear(int fd);
 /* ---- what the process may use ---- */
 
 unsigned hr__os_cpus(void);              /* by affinity and cgroup quota; at least 1 */
-uint64_t hr__os_memory_available(void);  /* by MemAvailable and cgroup limit, page cache of the cgroup counted as free; 0 = not known */
+/* By MemAvailable and cgroup limit, page cache of the cgroup counted as free; 0 = not known. */
+uint64_t hr__os_memory_available(void);
 
 #endif

@@ -76,7 +76,8 @@ struct hr__device_ops {
 	 * fence_done: 1 done, 0 not yet, < 0 failed. */
 	int (*lane_open)(hr_device *device, struct hr__lane **out, struct hr__device_error *error);
 	void (*lane_close)(struct hr__lane *lane);
-	int (*copy)(struct hr__lane *lane, const struct hr__copy *copies, size_t n, size_t *n_calls, struct hr__device_error *error);
+	int (*copy)(struct hr__lane *lane, const struct hr__copy *copies, size_t n, size_t *n_calls,
+		    struct hr__device_error *error);
 	int (*fence)(struct hr__lane *lane, uint64_t number, struct hr__device_error *error);
 	int (*fence_done)(struct hr__lane *lane, uint64_t number, struct hr__device_error *error);
 };

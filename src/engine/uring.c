@@ -36,11 +36,12 @@ static int set_up(struct io_uring *ring, unsigned depth)
 
 	if (rc)
 		return -rc;
-	rc = -EINVAL;
 #if defined(IORING_SETUP_SINGLE_ISSUER) && defined(IORING_SETUP_DEFER_TASKRUN)
 	/* Disabled at first: the thread that enables it, the one that submits, becomes the issuer. */
 	rc = io_uring_queue_init(depth, ring,
 				 IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_R_DISABLED);
+#else
+	rc = -EINVAL;
 #endif
 	if (rc == -EINVAL)
 		rc = io_uring_queue_init(depth, ring, IORING_SETUP_R_DISABLED);

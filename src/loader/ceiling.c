@@ -271,6 +271,7 @@ int hr_ceiling(hr_loader *loader, hr_model *model, uint32_t kind, uint64_t bytes
 	else if (kind == HR_CEILING_CACHED)
 		rc = measure_staged(&run, (uint32_t)hr__min_u64(loader->n_readers, fit), &own);
 	else
-		rc = check_direct(&run) ? HR_E_UNSUPPORTED : measure_staged(&run, (uint32_t)hr__min_u64(STORAGE_THREADS, fit), &own);
+		rc = check_direct(&run) ? HR_E_UNSUPPORTED
+					: measure_staged(&run, (uint32_t)hr__min_u64(STORAGE_THREADS, fit), &own);
 	return rc ? rc : hr__out_copy(out, &own, sizeof(own), "hr_ceiling");
 }
