@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ALIGN 256
+#define ALIGN       256
 #define MAPPED_FROM ((uint64_t)2 << 20)
 
 struct cpu_lane {

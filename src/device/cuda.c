@@ -138,8 +138,8 @@ static int find_device(struct hr__cuda *cuda, int ordinal, struct hr__device_err
 
 	if (!rc && ordinal >= count) {
 		error->system = 0;
-		snprintf(error->reason, sizeof(error->reason), "the driver shows %d device%s to this process, numbered from 0", count,
-			 count == 1 ? "" : "s");
+		snprintf(error->reason, sizeof(error->reason),
+			 "the driver shows %d device%s to this process, numbered from 0", count, count == 1 ? "" : "s");
 		return HR_E_NOTFOUND;
 	}
 	if (!rc)
@@ -220,12 +220,13 @@ static int alloc_somehow(struct hr__cuda *cuda, size_t bytes, hr__cu_ptr *out, s
 		rc = HR__CU_CHECK(cuda, error, cuMemAlloc, out, bytes);
 	else
 		rc = alloc_from_pool(cuda, bytes, out, error);
-	if (rc == HR_E_DEVICE_MEMORY && cuda->pool && HR__CU(cuStreamSynchronize, cuda->release_stream) == HR__CU_SUCCESS)
+	if (rc == HR_E_DEVICE_MEMORY && cuda->pool &&
+	    HR__CU(cuStreamSynchronize, cuda->release_stream) == HR__CU_SUCCESS)
 		rc = alloc_from_pool(cuda, bytes, out, error);
 	if (rc == HR_E_DEVICE_MEMORY && HR__CU(cuMemGetInfo, &free_bytes, &total_bytes) == HR__CU_SUCCESS)
 		snprintf(error->reason, sizeof(error->reason),
-			 "%zu bytes were asked for, %zu of %zu are free: free some, or use a device with more", bytes, free_bytes,
-			 total_bytes);
+			 "%zu bytes were asked for, %zu of %zu are free: free some, or use a device with more", bytes,
+			 free_bytes, total_bytes);
 	return rc;
 }
 
@@ -271,7 +272,8 @@ static int cuda_release(hr_device *device, void *memory, uint64_t bytes, struct 
 }
 
 /* In the context: undoes the first `bytes` of a registration. */
-static int unregister(struct hr__cuda *cuda, const struct hr__cuda_pin *pin, size_t bytes, struct hr__device_error *error)
+static int unregister(struct hr__cuda *cuda, const struct hr__cuda_pin *pin, size_t bytes,
+		      struct hr__device_error *error)
 {
 	int rc = 0;
 
@@ -289,7 +291,8 @@ static int register_segments(struct hr__cuda *cuda, const struct hr__cuda_pin *p
 	for (size_t at = 0; at < pin->bytes; at += pin->segment_bytes) {
 		size_t part = hr__min_u64(pin->segment_bytes, pin->bytes - at);
 		struct hr__device_error ignored;
-		int rc = HR__CU_CHECK(cuda, error, cuMemHostRegister, pin->base + at, part, HR__CU_HOST_REGISTER_PORTABLE);
+		int rc = HR__CU_CHECK(cuda, error, cuMemHostRegister, pin->base + at, part,
+				      HR__CU_HOST_REGISTER_PORTABLE);
 
 		if (rc && !cuda->broken)
 			unregister(cuda, pin, at, &ignored);

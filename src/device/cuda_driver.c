@@ -51,8 +51,8 @@ int hr__cuda_check(struct hr__cuda *cuda, struct hr__device_error *error, const 
 	hr__cu_api.cuGetErrorName(result, &name);
 	hr__cu_api.cuGetErrorString(result, &text);
 	error->system = result;
-	snprintf(error->reason, sizeof(error->reason), "%s: %s (%s%s%d)", call, text ? text : "unknown error", name ? name : "",
-		 name ? ", " : "", result);
+	snprintf(error->reason, sizeof(error->reason), "%s: %s (%s%s%d)", call, text ? text : "unknown error",
+		 name ? name : "", name ? ", " : "", result);
 	return result == HR__CU_OUT_OF_MEMORY ? HR_E_DEVICE_MEMORY : HR_E_DEVICE;
 }
 
@@ -66,8 +66,8 @@ int hr__cuda_usable(struct hr__cuda *cuda, struct hr__device_error *error)
 	hr__cu_api.cuGetErrorName(result, &name);
 	error->system = result;
 	snprintf(error->reason, sizeof(error->reason),
-		 "an earlier failure (%s, %d) has made the GPU useless to this process: restart it", name ? name : "unknown",
-		 result);
+		 "an earlier failure (%s, %d) has made the GPU useless to this process: restart it",
+		 name ? name : "unknown", result);
 	return HR_E_DEVICE;
 }
 
@@ -103,7 +103,8 @@ static void *find_batch(int version)
 
 	if (!hr__cu_api.cuGetProcAddress || hr__cu_api.version < version)
 		return NULL;
-	if (HR__CU(cuGetProcAddress, "cuMemcpyBatchAsync", &address, version, 0, &status) != HR__CU_SUCCESS || status != 0)
+	if (HR__CU(cuGetProcAddress, "cuMemcpyBatchAsync", &address, version, 0, &status) != HR__CU_SUCCESS ||
+	    status != 0)
 		return NULL;
 	return address;
 }
@@ -148,7 +149,8 @@ static int load(struct hr__device_error *error)
 	if (!started)
 		started = hr__os_fork_mark_new();
 	if (!started) {
-		snprintf(error->reason, sizeof(error->reason), "the system has no page that tells of a fork (MADV_WIPEONFORK)");
+		snprintf(error->reason, sizeof(error->reason),
+			 "the system has no page that tells of a fork (MADV_WIPEONFORK)");
 		return HR_E_UNSUPPORTED;
 	}
 	return start(error);
@@ -162,8 +164,9 @@ int hr__cuda_load(struct hr__device_error *error)
 	/* Asked before the lock, which another thread may have held at the moment of the fork. */
 	if (mark && *mark != 1) {
 		error->system = 0;
-		snprintf(error->reason, sizeof(error->reason),
-			 "CUDA was started before fork() and cannot be used in the child: start it in the child only, or use spawn");
+		snprintf(
+			error->reason, sizeof(error->reason),
+			"CUDA was started before fork() and cannot be used in the child: start it in the child only, or use spawn");
 		return HR_E_UNSUPPORTED;
 	}
 	if (is_loaded)

@@ -35,17 +35,17 @@ struct hr__cuda_pin {
 
 struct hr__cuda {
 	hr__cu_device device;
-	hr__cu_context context; /* the primary one; retained */
-	_Atomic int broken;     /* a sticky result; from then on nothing is called any more */
-	_Atomic int batch;      /* enum hr__cuda_batch */
-	hr__cu_pool pool;       /* NULL: cuMemAlloc */
-	hr__cu_stream memory_stream; /* allocations and read-backs; empty but for the moment of such a call */
+	hr__cu_context context;       /* the primary one; retained */
+	_Atomic int broken;           /* a sticky result; from then on nothing is called any more */
+	_Atomic int batch;            /* enum hr__cuda_batch */
+	hr__cu_pool pool;             /* NULL: cuMemAlloc */
+	hr__cu_stream memory_stream;  /* allocations and read-backs; empty but for the moment of such a call */
 	hr__cu_stream release_stream; /* memory is freed here, behind the consumers' streams that retire named */
-	hr__cu_stream signal_stream; /* nothing is ever queued here but `signal_event` */
-	hr__cu_event signal_event;   /* recorded and waited for under lock */
+	hr__cu_stream signal_stream;  /* nothing is ever queued here but `signal_event` */
+	hr__cu_event signal_event;    /* recorded and waited for under lock */
 	pthread_mutex_t lock;
-	struct hr__cuda_pin *pins;  /* guarded by lock */
-	_Atomic int n_segmented;    /* of them, those in more than one segment */
+	struct hr__cuda_pin *pins; /* guarded by lock */
+	_Atomic int n_segmented;   /* of them, those in more than one segment */
 };
 
 /* Opens the driver if this process has not yet. A failure is not remembered: the next call tries again. HR_E_UNSUPPORTED (no

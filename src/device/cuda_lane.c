@@ -208,8 +208,8 @@ static int send_one_by_one(struct cuda_lane *lane, size_t *n_calls, struct hr__d
 	int rc = 0;
 
 	for (size_t i = 0; i < lane->n && !rc; i++) {
-		rc = HR__CU_CHECK(lane->cuda, error, cuMemcpyHtoDAsync, lane->dsts[i], (const void *)(uintptr_t)lane->srcs[i],
-				  lane->sizes[i], lane->stream);
+		rc = HR__CU_CHECK(lane->cuda, error, cuMemcpyHtoDAsync, lane->dsts[i],
+				  (const void *)(uintptr_t)lane->srcs[i], lane->sizes[i], lane->stream);
 		++*n_calls;
 	}
 	return rc;
@@ -224,8 +224,10 @@ static hr__cu_result call_batch(struct cuda_lane *lane)
 	if (armed)
 		return armed;
 	if (hr__cu_api.batch_v2)
-		return hr__cu_api.batch_v2(lane->dsts, lane->srcs, lane->sizes, lane->n, &attributes, &first, 1, lane->stream);
-	return hr__cu_api.batch_v1(lane->dsts, lane->srcs, lane->sizes, lane->n, &attributes, &first, 1, &failed, lane->stream);
+		return hr__cu_api.batch_v2(lane->dsts, lane->srcs, lane->sizes, lane->n, &attributes, &first, 1,
+					   lane->stream);
+	return hr__cu_api.batch_v1(lane->dsts, lane->srcs, lane->sizes, lane->n, &attributes, &first, 1, &failed,
+				   lane->stream);
 }
 
 /* The first batch decides. If the driver refuses it and takes the same copies one by one, it is the call that it does not

@@ -86,53 +86,59 @@ enum {
 	HR__CU_ATTRIBUTE_POOLS_SUPPORTED = 115,
 };
 
-#define HR__CU_SYMBOLS(X)                                                                                                        \
-	X(cuInit, cuInit, (unsigned int flags), 1)                                                                               \
-	X(cuDriverGetVersion, cuDriverGetVersion, (int *version), 1)                                                             \
-	X(cuGetErrorName, cuGetErrorName, (hr__cu_result result, const char **text), 1)                                          \
-	X(cuGetErrorString, cuGetErrorString, (hr__cu_result result, const char **text), 1)                                      \
-	X(cuGetProcAddress, cuGetProcAddress_v2,                                                                                 \
-	  (const char *symbol, void **address, int version, uint64_t flags, int *status), 0)                                     \
-	X(cuDeviceGetCount, cuDeviceGetCount, (int *count), 1)                                                                   \
-	X(cuDeviceGet, cuDeviceGet, (hr__cu_device *device, int ordinal), 1)                                                     \
-	X(cuDeviceGetName, cuDeviceGetName, (char *name, int length, hr__cu_device device), 1)                                   \
-	X(cuDeviceGetAttribute, cuDeviceGetAttribute, (int *value, int attribute, hr__cu_device device), 1)                      \
-	X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *bytes, hr__cu_device device), 1)                                       \
-	X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (hr__cu_context *context, hr__cu_device device), 1)                \
-	X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (hr__cu_device device), 1)                                    \
-	X(cuCtxPushCurrent, cuCtxPushCurrent_v2, (hr__cu_context context), 1)                                                    \
-	X(cuCtxPopCurrent, cuCtxPopCurrent_v2, (hr__cu_context *context), 1)                                                     \
-	X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *mode), 1)                                  \
-	X(cuMemGetInfo, cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes), 1)                                           \
-	X(cuMemAlloc, cuMemAlloc_v2, (hr__cu_ptr *memory, size_t bytes), 1)                                                      \
-	X(cuMemFree, cuMemFree_v2, (hr__cu_ptr memory), 1)                                                                       \
-	X(cuMemPoolCreate, cuMemPoolCreate, (hr__cu_pool *pool, const struct hr__cu_pool_props *props), 0)                       \
-	X(cuMemPoolDestroy, cuMemPoolDestroy, (hr__cu_pool pool), 0)                                                             \
-	X(cuMemPoolSetAttribute, cuMemPoolSetAttribute, (hr__cu_pool pool, int attribute, void *value), 0)                       \
-	X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync,                                                                      \
-	  (hr__cu_ptr *memory, size_t bytes, hr__cu_pool pool, hr__cu_stream stream), 0)                                         \
-	X(cuMemFreeAsync, cuMemFreeAsync, (hr__cu_ptr memory, hr__cu_stream stream), 0)                                          \
-	X(cuMemHostRegister, cuMemHostRegister_v2, (void *memory, size_t bytes, unsigned int flags), 1)                          \
-	X(cuMemHostUnregister, cuMemHostUnregister, (void *memory), 1)                                                           \
-	X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (hr__cu_ptr dst, const void *src, size_t bytes, hr__cu_stream stream), 1)     \
-	X(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void *dst, hr__cu_ptr src, size_t bytes, hr__cu_stream stream), 1)           \
-	X(cuStreamCreate, cuStreamCreate, (hr__cu_stream *stream, unsigned int flags), 1)                                        \
-	X(cuStreamDestroy, cuStreamDestroy_v2, (hr__cu_stream stream), 1)                                                        \
-	X(cuStreamSynchronize, cuStreamSynchronize, (hr__cu_stream stream), 1)                                                   \
-	X(cuStreamWaitEvent, cuStreamWaitEvent, (hr__cu_stream stream, hr__cu_event event, unsigned int flags), 1)               \
-	X(cuStreamIsCapturing, cuStreamIsCapturing, (hr__cu_stream stream, int *status), 1)                                      \
-	X(cuEventCreate, cuEventCreate, (hr__cu_event * event, unsigned int flags), 1)                                           \
-	X(cuEventRecord, cuEventRecord, (hr__cu_event event, hr__cu_stream stream), 1)                                           \
-	X(cuEventQuery, cuEventQuery, (hr__cu_event event), 1)                                                                   \
+/* Not formatted by tool, which takes the stars for multiplications. */
+/* clang-format off */
+#define HR__CU_SYMBOLS(X)                                                                                              \
+	X(cuInit, cuInit, (unsigned int flags), 1)                                                                     \
+	X(cuDriverGetVersion, cuDriverGetVersion, (int *version), 1)                                                   \
+	X(cuGetErrorName, cuGetErrorName, (hr__cu_result result, const char **text), 1)                                \
+	X(cuGetErrorString, cuGetErrorString, (hr__cu_result result, const char **text), 1)                            \
+	X(cuGetProcAddress, cuGetProcAddress_v2,                                                                       \
+	  (const char *symbol, void **address, int version, uint64_t flags, int *status), 0)                           \
+	X(cuDeviceGetCount, cuDeviceGetCount, (int *count), 1)                                                         \
+	X(cuDeviceGet, cuDeviceGet, (hr__cu_device *device, int ordinal), 1)                                           \
+	X(cuDeviceGetName, cuDeviceGetName, (char *name, int length, hr__cu_device device), 1)                         \
+	X(cuDeviceGetAttribute, cuDeviceGetAttribute, (int *value, int attribute, hr__cu_device device), 1)            \
+	X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *bytes, hr__cu_device device), 1)                             \
+	X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (hr__cu_context *context, hr__cu_device device), 1)      \
+	X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (hr__cu_device device), 1)                          \
+	X(cuCtxPushCurrent, cuCtxPushCurrent_v2, (hr__cu_context context), 1)                                          \
+	X(cuCtxPopCurrent, cuCtxPopCurrent_v2, (hr__cu_context *context), 1)                                           \
+	X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *mode), 1)                        \
+	X(cuMemGetInfo, cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes), 1)                                 \
+	X(cuMemAlloc, cuMemAlloc_v2, (hr__cu_ptr *memory, size_t bytes), 1)                                            \
+	X(cuMemFree, cuMemFree_v2, (hr__cu_ptr memory), 1)                                                             \
+	X(cuMemPoolCreate, cuMemPoolCreate, (hr__cu_pool *pool, const struct hr__cu_pool_props *props), 0)             \
+	X(cuMemPoolDestroy, cuMemPoolDestroy, (hr__cu_pool pool), 0)                                                   \
+	X(cuMemPoolSetAttribute, cuMemPoolSetAttribute, (hr__cu_pool pool, int attribute, void *value), 0)             \
+	X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync,                                                            \
+	  (hr__cu_ptr *memory, size_t bytes, hr__cu_pool pool, hr__cu_stream stream), 0)                               \
+	X(cuMemFreeAsync, cuMemFreeAsync, (hr__cu_ptr memory, hr__cu_stream stream), 0)                                \
+	X(cuMemHostRegister, cuMemHostRegister_v2, (void *memory, size_t bytes, unsigned int flags), 1)                \
+	X(cuMemHostUnregister, cuMemHostUnregister, (void *memory), 1)                                                 \
+	X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2,                                                                     \
+	  (hr__cu_ptr dst, const void *src, size_t bytes, hr__cu_stream stream), 1)                                    \
+	X(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void *dst, hr__cu_ptr src, size_t bytes, hr__cu_stream stream), 1) \
+	X(cuStreamCreate, cuStreamCreate, (hr__cu_stream *stream, unsigned int flags), 1)                              \
+	X(cuStreamDestroy, cuStreamDestroy_v2, (hr__cu_stream stream), 1)                                              \
+	X(cuStreamSynchronize, cuStreamSynchronize, (hr__cu_stream stream), 1)                                         \
+	X(cuStreamWaitEvent, cuStreamWaitEvent, (hr__cu_stream stream, hr__cu_event event, unsigned int flags), 1)     \
+	X(cuStreamIsCapturing, cuStreamIsCapturing, (hr__cu_stream stream, int *status), 1)                            \
+	X(cuEventCreate, cuEventCreate, (hr__cu_event *event, unsigned int flags), 1)                                  \
+	X(cuEventRecord, cuEventRecord, (hr__cu_event event, hr__cu_stream stream), 1)                                 \
+	X(cuEventQuery, cuEventQuery, (hr__cu_event event), 1)                                                         \
 	X(cuEventDestroy, cuEventDestroy_v2, (hr__cu_event event), 1)
 
 /* cuMemcpyBatchAsync has two shapes; which one a driver has is asked of cuGetProcAddress by version. */
-#define HR__CU_BATCH_V1_PARAMETERS                                                                                               \
-	(hr__cu_ptr *dsts, hr__cu_ptr *srcs, size_t *sizes, size_t count, struct hr__cu_copy_attributes *attributes,             \
-	 size_t *attribute_starts, size_t n_attributes, size_t *failed, hr__cu_stream stream)
-#define HR__CU_BATCH_V2_PARAMETERS                                                                                               \
-	(hr__cu_ptr *dsts, hr__cu_ptr *srcs, size_t *sizes, size_t count, struct hr__cu_copy_attributes *attributes,             \
-	 size_t *attribute_starts, size_t n_attributes, hr__cu_stream stream)
+#define HR__CU_BATCH_V1_PARAMETERS                                                                                     \
+	(hr__cu_ptr *dsts, hr__cu_ptr *srcs, size_t *sizes, size_t count,                                              \
+	 struct hr__cu_copy_attributes *attributes, size_t *attribute_starts, size_t n_attributes, size_t *failed,     \
+	 hr__cu_stream stream)
+#define HR__CU_BATCH_V2_PARAMETERS                                                                                     \
+	(hr__cu_ptr *dsts, hr__cu_ptr *srcs, size_t *sizes, size_t count,                                              \
+	 struct hr__cu_copy_attributes *attributes, size_t *attribute_starts, size_t n_attributes,                     \
+	 hr__cu_stream stream)
+/* clang-format on */
 
 struct hr__cu_api {
 #define HR__FIELD(field, symbol, parameters, required) hr__cu_result(*field) parameters;

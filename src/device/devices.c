@@ -64,7 +64,8 @@ static int fail_spec(const char *spec)
 	for (size_t i = 0; devices[i] && used < sizeof(names); i++) {
 		bool is_host = devices[i]->caps & HR__DEVICE_HOST;
 
-		used += (size_t)snprintf(names + used, sizeof(names) - used, "%s\"%s\"", i ? ", " : "", devices[i]->name);
+		used += (size_t)snprintf(names + used, sizeof(names) - used, "%s\"%s\"", i ? ", " : "",
+					 devices[i]->name);
 		if (!is_host && used < sizeof(names))
 			used += (size_t)snprintf(names + used, sizeof(names) - used, ", \"%s:N\"", devices[i]->name);
 	}
@@ -101,7 +102,8 @@ static int new_device(const struct hr__device_ops *ops, int ordinal, hr_device *
 	device->fork_mark = hr__os_fork_mark_new();
 	if (!device->fork_mark) {
 		free_device(device);
-		return hr__fail(HR_E_UNSUPPORTED, "the system has no page that tells of a fork (MADV_WIPEONFORK, Linux 4.14)");
+		return hr__fail(HR_E_UNSUPPORTED,
+				"the system has no page that tells of a fork (MADV_WIPEONFORK, Linux 4.14)");
 	}
 	*out = device;
 	return 0;
@@ -143,8 +145,8 @@ int hr__device_here(const hr_device *device)
 
 int hr__device_fail(const hr_device *device, int code, const char *doing, const struct hr__device_error *error)
 {
-	return hr__fail_at(&(struct hr__where){.stage = "device", .offset = HR_NO_OFFSET, .system = error->system}, code,
-			   "%s: %s: %s", device->spec, doing, error->reason);
+	return hr__fail_at(&(struct hr__where){.stage = "device", .offset = HR_NO_OFFSET, .system = error->system},
+			   code, "%s: %s: %s", device->spec, doing, error->reason);
 }
 
 hr_device *hr__device_acquire(hr_device *device)

@@ -4,7 +4,8 @@
  * documentation in cuda.h describes it, and made to be as unpleasant as the documentation allows. fake_cuda.h has the controls
  * and says which mistakes of a caller are recorded.
  *
- * Each function begins with BEGIN, which takes the lock and deals with what may be wrong before the call as such: a forked
+ * Here are the controls, devices and contexts; fake_cuda_calls.c has memory, copies, streams and events. Each function begins
+ * with BEGIN, which takes the lock and deals with what may be wrong before the call as such: a forked
  * child, no cuInit, an armed failure, no current context, a broken one, a capture going on in another thread.
  */
 #include "fake_cuda.h"
@@ -16,21 +17,20 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define API __attribute__((visibility("default")))
 #define MAX_FUNCTIONS 96
-#define MAX_ARMED 16
+#define MAX_ARMED     16
 
 struct fake_settings fake_settings;
 pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
 struct fake_event *fake_events;
 struct fake_context fake_contexts[FAKE_MAX_DEVICES];
 
-static struct fake_pool *pools;
+struct fake_pool *fake_pools;
 static _Atomic unsigned n_errors;
 static char last_error[256];
 static _Atomic pid_t owner; /* the process that called cuInit */
 static uint64_t random_state;
-static int n_global_captures;
+int fake_global_captures;
 static struct {
 	char name[48];
 	unsigned n;
@@ -82,10 +82,10 @@ API int fake_cuda_set(const char *key, long long value)
 	int rc = -1;
 
 	pthread_mutex_lock(&fake_lock);
-#define FAKE_SET(name, initial)                  \
-	if (strcmp(key, #name) == 0) {           \
-		fake_settings.name = value;      \
-		rc = 0;                          \
+#define FAKE_SET(name, initial)                                                                                        \
+	if (strcmp(key, #name) == 0) {                                                                                 \
+		fake_settings.name = value;                                                                            \
+		rc = 0;                                                                                                \
 	}
 	FAKE_SETTINGS(FAKE_SET)
 #undef FAKE_SET
@@ -138,12 +138,27 @@ API void fake_cuda_reset(void)
 	last_error[0] = '\0';
 	for (int i = 0; i < FAKE_MAX_DEVICES; i++)
 		fake_contexts[i].sticky = 0;
-	n_global_captures = 0;
+	fake_global_captures = 0;
 	pthread_mutex_unlock(&fake_lock);
 }
 
-API void fake_cuda_fail(const char *function, unsigned n, int code);
-API void fake_cuda_fail(const char *function, unsigned n, int code)
+API void fake_cuda_drain(void);
+API void fake_cuda_drain(void)
+{
+	struct fake_stream *stream;
+
+	pthread_mutex_lock(&fake_lock);
+	do {
+		for (stream = fake_streams; stream && !stream->first;)
+			stream = stream->next;
+		if (stream)
+			fake_changed_wait();
+	} while (stream);
+	pthread_mutex_unlock(&fake_lock);
+}
+
+API void fake_cuda_arm(const char *function, unsigned n, int code);
+API void fake_cuda_arm(const char *function, unsigned n, int code)
 {
 	pthread_mutex_lock(&fake_lock);
 	if (n == 0)
@@ -220,7 +235,7 @@ static long long n_live(const char *kind, const struct fake_context *context)
 		n += !s->is_destroyed && (!context || s->context == context);
 	for (struct fake_event *e = fake_events; e && (all || strcmp(kind, "events") == 0); e = e->next)
 		n += !context || e->context == context;
-	for (struct fake_pool *p = pools; p && (all || strcmp(kind, "pools") == 0); p = p->next)
+	for (struct fake_pool *p = fake_pools; p && (all || strcmp(kind, "pools") == 0); p = p->next)
 		n += !context || p->context == context;
 	for (int i = 0; i < FAKE_MAX_DEVICES && !context && (all || strcmp(kind, "contexts") == 0); i++)
 		n += fake_contexts[i].n_retained > 0;
@@ -240,20 +255,13 @@ API long long fake_cuda_live(const char *kind)
 
 /* ---- the frame of every function ---- */
 
-enum needs {
-	NEEDS_NOTHING = 0,
-	NEEDS_INIT = 1,
-	NEEDS_CONTEXT = 3,
-	UNSAFE_IN_CAPTURE = 4, /* "potentially unsafe", as cuda.h calls it */
-};
-
-static struct fake_context *current(void)
+struct fake_context *fake_current(void)
 {
 	return depth ? stack[depth - 1] : NULL;
 }
 
 /* Takes the lock, or gives the result that the function answers at once. */
-static int begin(const char *function, int needs)
+int fake_begin(const char *function, int needs)
 {
 	int code;
 
@@ -270,17 +278,18 @@ static int begin(const char *function, int needs)
 		fake_error("%s is called before cuInit", function);
 		code = HR__CU_NOT_INITIALIZED;
 	}
-	if (!code && (needs & 2) && !current()) {
+	if (!code && (needs & 2) && !fake_current()) {
 		fake_error("%s is called with no current context", function);
 		code = HR__CU_INVALID_CONTEXT;
 	}
-	if (!code && (needs & 2) && current()->n_retained == 0) {
+	if (!code && (needs & 2) && fake_current()->n_retained == 0) {
 		fake_error("%s is called in a context that nobody holds", function);
 		code = HR__CU_CONTEXT_IS_DESTROYED;
 	}
 	if (!code && (needs & 2))
-		code = current()->sticky;
-	if (!code && (needs & UNSAFE_IN_CAPTURE) && n_global_captures && capture_mode != HR__CU_CAPTURE_MODE_RELAXED) {
+		code = fake_current()->sticky;
+	if (!code && (needs & UNSAFE_IN_CAPTURE) && fake_global_captures &&
+	    capture_mode != HR__CU_CAPTURE_MODE_RELAXED) {
 		fake_error("%s breaks a graph capture of another thread", function);
 		for (struct fake_stream *stream = fake_streams; stream; stream = stream->next)
 			stream->capture_broken = stream->is_capturing;
@@ -291,20 +300,13 @@ static int begin(const char *function, int needs)
 	return code;
 }
 
-#define BEGIN(needs)                                  \
-	do {                                          \
-		int code_ = begin(__func__, (needs)); \
-		if (code_)                            \
-			return code_;                 \
-	} while (0)
-
-static int end(int code)
+int fake_end(int code)
 {
 	pthread_mutex_unlock(&fake_lock);
 	return code;
 }
 
-static bool is_stream(const struct fake_stream *stream)
+bool fake_is_stream(const struct fake_stream *stream)
 {
 	for (const struct fake_stream *s = fake_streams; s; s = s->next)
 		if (s == stream && !s->is_destroyed)
@@ -313,7 +315,7 @@ static bool is_stream(const struct fake_stream *stream)
 	return false;
 }
 
-static bool is_event(const struct fake_event *event)
+bool fake_is_event(const struct fake_event *event)
 {
 	for (const struct fake_event *e = fake_events; e; e = e->next)
 		if (e == event)
@@ -322,39 +324,25 @@ static bool is_event(const struct fake_event *event)
 	return false;
 }
 
-/* The functions must look exactly as the library's table has them. */
-#define HR__DECLARE(field, symbol, parameters, required) API hr__cu_result symbol parameters;
-HR__CU_SYMBOLS(HR__DECLARE)
-#undef HR__DECLARE
-API hr__cu_result cuMemcpyBatchAsync HR__CU_BATCH_V1_PARAMETERS;
-API hr__cu_result cuMemcpyBatchAsync_v2 HR__CU_BATCH_V2_PARAMETERS;
-/* Only tests call these. */
-API hr__cu_result cuCtxGetCurrent(hr__cu_context *context);
-API hr__cu_result cuMemcpyDtoH_v2(void *dst, hr__cu_ptr src, size_t bytes);
-API hr__cu_result cuLaunchHostFunc(hr__cu_stream stream, void (*host)(void *arg), void *arg);
-API hr__cu_result cuStreamBeginCapture_v2(hr__cu_stream stream, int mode);
-API hr__cu_result cuStreamEndCapture(hr__cu_stream stream, void **graph);
-API hr__cu_result cuGraphDestroy(void *graph);
-
 /* ---- driver and devices ---- */
 
 hr__cu_result cuInit(unsigned int flags)
 {
 	BEGIN(NEEDS_NOTHING);
 	if (flags)
-		return end(HR__CU_INVALID_VALUE);
+		return fake_end(HR__CU_INVALID_VALUE);
 	if (fake_settings.devices == 0)
-		return end(HR__CU_NO_DEVICE);
+		return fake_end(HR__CU_NO_DEVICE);
 	if (!owner)
 		owner = getpid();
-	return end(0);
+	return fake_end(0);
 }
 
 hr__cu_result cuDriverGetVersion(int *version)
 {
 	BEGIN(NEEDS_NOTHING);
 	*version = (int)fake_settings.version;
-	return end(0);
+	return fake_end(0);
 }
 
 static const struct {
@@ -410,38 +398,38 @@ hr__cu_result cuGetProcAddress_v2(const char *symbol, void **address, int versio
 		*status = has_v1 ? 0 : fake_settings.version >= 12080 ? 2 : 1;
 	if (*status == 0)
 		memcpy(address, has_v2 ? (void *)&v2 : (void *)&v1, sizeof(*address));
-	return end(0);
+	return fake_end(0);
 }
 
 hr__cu_result cuDeviceGetCount(int *n)
 {
 	BEGIN(NEEDS_INIT);
 	*n = (int)fake_settings.devices;
-	return end(0);
+	return fake_end(0);
 }
 
 hr__cu_result cuDeviceGet(hr__cu_device *device, int ordinal)
 {
 	BEGIN(NEEDS_INIT);
 	*device = ordinal;
-	return end(ordinal >= 0 && ordinal < fake_settings.devices ? 0 : HR__CU_INVALID_DEVICE);
+	return fake_end(ordinal >= 0 && ordinal < fake_settings.devices ? 0 : HR__CU_INVALID_DEVICE);
 }
 
 hr__cu_result cuDeviceGetName(char *name, int length, hr__cu_device device)
 {
 	BEGIN(NEEDS_INIT);
 	snprintf(name, (size_t)length, "Look-alike GPU %d", device);
-	return end(0);
+	return fake_end(0);
 }
 
 hr__cu_result cuDeviceGetAttribute(int *value, int attribute, hr__cu_device device)
 {
 	BEGIN(NEEDS_INIT);
 	(void)device;
-	*value = attribute == HR__CU_ATTRIBUTE_POOLS_SUPPORTED	     ? (int)fake_settings.pools
+	*value = attribute == HR__CU_ATTRIBUTE_POOLS_SUPPORTED       ? (int)fake_settings.pools
 		 : attribute == HR__CU_ATTRIBUTE_HOST_POINTER_USABLE ? (int)fake_settings.host_pointers
 								     : 0;
-	return end(0);
+	return fake_end(0);
 }
 
 hr__cu_result cuDeviceTotalMem_v2(size_t *bytes, hr__cu_device device)
@@ -449,7 +437,7 @@ hr__cu_result cuDeviceTotalMem_v2(size_t *bytes, hr__cu_device device)
 	BEGIN(NEEDS_INIT);
 	(void)device;
 	*bytes = (size_t)fake_settings.memory_mib << 20;
-	return end(0);
+	return fake_end(0);
 }
 
 /* ---- contexts ---- */
@@ -458,10 +446,10 @@ hr__cu_result cuDevicePrimaryCtxRetain(hr__cu_context *context, hr__cu_device de
 {
 	BEGIN(NEEDS_INIT);
 	if (device < 0 || device >= FAKE_MAX_DEVICES)
-		return end(HR__CU_INVALID_DEVICE);
+		return fake_end(HR__CU_INVALID_DEVICE);
 	fake_contexts[device].n_retained++;
 	*context = &fake_contexts[device];
-	return end(0);
+	return fake_end(0);
 }
 
 hr__cu_result cuDevicePrimaryCtxRelease_v2(hr__cu_device device)
@@ -471,16 +459,17 @@ hr__cu_result cuDevicePrimaryCtxRelease_v2(hr__cu_device device)
 	BEGIN(NEEDS_INIT);
 	if (context->n_retained == 0) {
 		fake_error("a primary context is released more often than retained");
-		return end(HR__CU_INVALID_CONTEXT);
+		return fake_end(HR__CU_INVALID_CONTEXT);
 	}
 	if (--context->n_retained == 0) {
 		long long n = n_live(NULL, context);
 
 		if (n)
-			fake_error("a primary context ends with %lld objects alive (%lld allocations, %lld streams, %lld events)", n,
-				   n_live("memory", context), n_live("streams", context), n_live("events", context));
+			fake_error(
+				"a primary context ends with %lld objects alive (%lld allocations, %lld streams, %lld events)",
+				n, n_live("memory", context), n_live("streams", context), n_live("events", context));
 	}
-	return end(0);
+	return fake_end(0);
 }
 
 hr__cu_result cuCtxPushCurrent_v2(hr__cu_context context)
@@ -488,10 +477,10 @@ hr__cu_result cuCtxPushCurrent_v2(hr__cu_context context)
 	BEGIN(NEEDS_INIT);
 	if (depth == (int)(sizeof(stack) / sizeof(stack[0]))) {
 		fake_error("contexts are pushed and not popped");
-		return end(HR__CU_INVALID_CONTEXT);
+		return fake_end(HR__CU_INVALID_CONTEXT);
 	}
 	stack[depth++] = context;
-	return end(0);
+	return fake_end(0);
 }
 
 hr__cu_result cuCtxPopCurrent_v2(hr__cu_context *context)
@@ -499,17 +488,17 @@ hr__cu_result cuCtxPopCurrent_v2(hr__cu_context *context)
 	BEGIN(NEEDS_INIT);
 	if (depth == 0) {
 		fake_error("a context is popped that was never pushed");
-		return end(HR__CU_INVALID_CONTEXT);
+		return fake_end(HR__CU_INVALID_CONTEXT);
 	}
 	*context = stack[--depth];
-	return end(0);
+	return fake_end(0);
 }
 
 hr__cu_result cuCtxGetCurrent(hr__cu_context *context)
 {
 	BEGIN(NEEDS_INIT);
-	*context = current();
-	return end(0);
+	*context = fake_current();
+	return fake_end(0);
 }
 
 hr__cu_result cuThreadExchangeStreamCaptureMode(int *mode)
@@ -519,442 +508,5 @@ hr__cu_result cuThreadExchangeStreamCaptureMode(int *mode)
 	BEGIN(NEEDS_NOTHING);
 	capture_mode = *mode;
 	*mode = old;
-	return end(0);
-}
-
-/* ---- memory ---- */
-
-hr__cu_result cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
-{
-	BEGIN(NEEDS_CONTEXT);
-	*total_bytes = (size_t)fake_settings.memory_mib << 20;
-	*free_bytes = *total_bytes - current()->used_bytes;
-	return end(0);
-}
-
-hr__cu_result cuMemAlloc_v2(hr__cu_ptr *memory, size_t bytes)
-{
-	struct fake_block *block;
-
-	BEGIN(NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
-	if (bytes == 0)
-		return end(HR__CU_INVALID_VALUE);
-	block = fake_block_new(current(), bytes);
-	if (!block)
-		return end(HR__CU_OUT_OF_MEMORY);
-	block->is_ready = true;
-	*memory = block->address;
-	return end(0);
-}
-
-/* A block by its first byte, not freed yet. */
-static struct fake_block *whole_block(hr__cu_ptr memory, bool of_pool)
-{
-	struct fake_block *block = fake_block_find(memory, 0);
-
-	if (!block || block->address != memory || block->is_freed || block->of_pool != of_pool) {
-		fake_error("device memory at %#llx is freed but %s", memory,
-			   !block || block->address != memory ? "was never allocated" :
-			   block->is_freed		      ? "was freed before" :
-								"by the wrong function");
-		return NULL;
-	}
-	return block;
-}
-
-hr__cu_result cuMemFree_v2(hr__cu_ptr memory)
-{
-	struct fake_block *block;
-
-	BEGIN(NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
-	block = whole_block(memory, false);
-	if (block)
-		fake_block_free(block);
-	return end(block ? 0 : HR__CU_INVALID_VALUE);
-}
-
-hr__cu_result cuMemPoolCreate(hr__cu_pool *pool, const struct hr__cu_pool_props *props)
-{
-	struct fake_pool *made;
-
-	BEGIN(NEEDS_CONTEXT);
-	if (!fake_settings.pools)
-		return end(HR__CU_NOT_SUPPORTED);
-	if (props->alloc_type != HR__CU_ALLOCATION_PINNED || props->location.type != HR__CU_LOCATION_DEVICE ||
-	    props->location.id != current()->device)
-		return end(HR__CU_INVALID_VALUE);
-	made = fake_alloc(sizeof(*made));
-	made->context = current();
-	made->next = pools;
-	pools = made;
-	*pool = made;
-	return end(0);
-}
-
-hr__cu_result cuMemPoolDestroy(hr__cu_pool pool)
-{
-	BEGIN(NEEDS_CONTEXT);
-	for (struct fake_pool **at = &pools; *at; at = &(*at)->next) {
-		if (*at != pool)
-			continue;
-		*at = (*at)->next;
-		free(pool);
-		return end(0);
-	}
-	fake_error("a pool is destroyed that is none");
-	return end(HR__CU_INVALID_VALUE);
-}
-
-hr__cu_result cuMemPoolSetAttribute(hr__cu_pool pool, int attribute, void *value)
-{
-	BEGIN(NEEDS_CONTEXT);
-	(void)pool;
-	(void)value;
-	return end(attribute >= 1 && attribute <= 4 ? 0 : HR__CU_INVALID_VALUE);
-}
-
-hr__cu_result cuMemAllocFromPoolAsync(hr__cu_ptr *memory, size_t bytes, hr__cu_pool pool, hr__cu_stream stream)
-{
-	struct fake_block *block;
-	struct fake_op *op;
-
-	BEGIN(NEEDS_CONTEXT);
-	(void)pool;
-	if (!is_stream(stream) || bytes == 0)
-		return end(HR__CU_INVALID_VALUE);
-	block = fake_block_new(current(), bytes);
-	if (!block)
-		return end(HR__CU_OUT_OF_MEMORY);
-	block->of_pool = true;
-	op = fake_op_new(FAKE_ALLOC, 0);
-	op->block = block;
-	fake_push(stream, op);
-	*memory = block->address;
-	return end(0);
-}
-
-hr__cu_result cuMemFreeAsync(hr__cu_ptr memory, hr__cu_stream stream)
-{
-	struct fake_block *block;
-	struct fake_op *op;
-
-	BEGIN(NEEDS_CONTEXT);
-	if (!is_stream(stream))
-		return end(HR__CU_INVALID_HANDLE);
-	block = whole_block(memory, true);
-	if (!block)
-		return end(HR__CU_INVALID_VALUE);
-	block->is_freed = true;
-	op = fake_op_new(FAKE_FREE, 0);
-	op->block = block;
-	fake_push(stream, op);
-	return end(0);
-}
-
-hr__cu_result cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
-{
-	BEGIN(NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
-	if (!(flags & HR__CU_HOST_REGISTER_PORTABLE))
-		fake_error("host memory is registered for one device only");
-	return end(fake_range_add(memory, bytes));
-}
-
-hr__cu_result cuMemHostUnregister(void *memory)
-{
-	BEGIN(NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
-	return end(fake_range_remove(memory));
-}
-
-/* ---- copies ---- */
-
-static int push_copy(enum fake_kind kind, hr__cu_ptr device, void *host, size_t bytes, struct fake_stream *stream)
-{
-	struct fake_op *op;
-	int code;
-
-	if (!is_stream(stream))
-		return HR__CU_INVALID_HANDLE;
-	if (bytes == 0)
-		return 0;
-	op = fake_op_new(kind, 1);
-	code = fake_copy_prepare(&op->copies[0], device, host, bytes, kind == FAKE_COPY_IN);
-	if (code)
-		free(op);
-	else
-		fake_push(stream, op);
-	return code;
-}
-
-hr__cu_result cuMemcpyHtoDAsync_v2(hr__cu_ptr dst, const void *src, size_t bytes, hr__cu_stream stream)
-{
-	BEGIN(NEEDS_CONTEXT);
-	return end(push_copy(FAKE_COPY_IN, dst, (void *)(uintptr_t)src, bytes, stream));
-}
-
-hr__cu_result cuMemcpyDtoHAsync_v2(void *dst, hr__cu_ptr src, size_t bytes, hr__cu_stream stream)
-{
-	BEGIN(NEEDS_CONTEXT);
-	return end(push_copy(FAKE_COPY_OUT, src, dst, bytes, stream));
-}
-
-/* Does not wait for non-blocking streams: what has not arrived yet is seen as poison. */
-hr__cu_result cuMemcpyDtoH_v2(void *dst, hr__cu_ptr src, size_t bytes)
-{
-	struct fake_block *block;
-
-	BEGIN(NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
-	block = fake_block_find(src, bytes);
-	if (!block || block->is_freed)
-		return end(HR__CU_INVALID_VALUE);
-	memcpy(dst, block->backing + (src - block->address), bytes);
-	return end(0);
-}
-
-static int push_batch(hr__cu_ptr *dsts, hr__cu_ptr *srcs, size_t *sizes, size_t n,
-		      const struct hr__cu_copy_attributes *attributes, struct fake_stream *stream)
-{
-	struct fake_op *op;
-
-	if (!stream || n == 0 || attributes->source_order < 1 || attributes->source_order > 3)
-		return HR__CU_INVALID_VALUE;
-	if (!is_stream(stream))
-		return HR__CU_INVALID_HANDLE;
-	op = fake_op_new(FAKE_COPY_IN, n);
-	for (size_t i = 0; i < n; i++) {
-		char *host = (char *)(uintptr_t)srcs[i];
-		int code = sizes[i] ? fake_copy_prepare(&op->copies[i], dsts[i], host, sizes[i], true) : HR__CU_INVALID_VALUE;
-
-		if (code) {
-			while (i-- > 0)
-				fake_copy_finished(&op->copies[i]);
-			free(op);
-			return code;
-		}
-	}
-	fake_push(stream, op);
-	return 0;
-}
-
-static bool starts_are_good(const size_t *starts, size_t n_attributes, size_t n)
-{
-	return n_attributes == 1 && n_attributes <= n && starts[0] == 0;
-}
-
-hr__cu_result cuMemcpyBatchAsync_v2(hr__cu_ptr *dsts, hr__cu_ptr *srcs, size_t *sizes, size_t n,
-				    struct hr__cu_copy_attributes *attributes, size_t *starts, size_t n_attributes,
-				    hr__cu_stream stream)
-{
-	BEGIN(NEEDS_CONTEXT);
-	if (fake_settings.batch_result)
-		return end((int)fake_settings.batch_result);
-	if (!starts_are_good(starts, n_attributes, n))
-		return end(HR__CU_INVALID_VALUE);
-	return end(push_batch(dsts, srcs, sizes, n, attributes, stream));
-}
-
-hr__cu_result cuMemcpyBatchAsync(hr__cu_ptr *dsts, hr__cu_ptr *srcs, size_t *sizes, size_t n,
-				 struct hr__cu_copy_attributes *attributes, size_t *starts, size_t n_attributes, size_t *failed,
-				 hr__cu_stream stream)
-{
-	BEGIN(NEEDS_CONTEXT);
-	*failed = SIZE_MAX;
-	if (fake_settings.batch_result)
-		return end((int)fake_settings.batch_result);
-	if (!starts_are_good(starts, n_attributes, n))
-		return end(HR__CU_INVALID_VALUE);
-	return end(push_batch(dsts, srcs, sizes, n, attributes, stream));
-}
-
-/* ---- streams and events ---- */
-
-hr__cu_result cuStreamCreate(hr__cu_stream *stream, unsigned int flags)
-{
-	struct fake_stream *made;
-
-	BEGIN(NEEDS_CONTEXT);
-	(void)flags;
-	made = fake_alloc(sizeof(*made));
-	made->context = current();
-	made->end = &made->first;
-	made->next = fake_streams;
-	fake_streams = made;
-	*stream = made;
-	return end(0);
-}
-
-hr__cu_result cuStreamDestroy_v2(hr__cu_stream stream)
-{
-	struct fake_stream *s = stream;
-
-	BEGIN(NEEDS_CONTEXT);
-	if (!is_stream(s))
-		return end(HR__CU_INVALID_HANDLE);
-	s->is_destroyed = true;
-	if (!s->first) { /* else the worker takes it away after its last operation */
-		struct fake_stream **at = &fake_streams;
-
-		while (*at != s)
-			at = &(*at)->next;
-		*at = s->next;
-		free(s);
-	}
-	return end(0);
-}
-
-hr__cu_result cuStreamSynchronize(hr__cu_stream stream)
-{
-	struct fake_stream *s = stream;
-
-	BEGIN(NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
-	if (!is_stream(s))
-		return end(HR__CU_INVALID_HANDLE);
-	fake_wait_until_idle(s);
-	return end(s->context->sticky);
-}
-
-hr__cu_result cuStreamIsCapturing(hr__cu_stream stream, int *status)
-{
-	struct fake_stream *s = stream;
-
-	BEGIN(NEEDS_CONTEXT);
-	if (!is_stream(s))
-		return end(HR__CU_INVALID_HANDLE);
-	*status = s->is_capturing ? 1 + s->capture_broken : 0;
-	return end(0);
-}
-
-hr__cu_result cuStreamBeginCapture_v2(hr__cu_stream stream, int mode)
-{
-	struct fake_stream *s = stream;
-
-	BEGIN(NEEDS_CONTEXT);
-	if (!is_stream(s))
-		return end(HR__CU_INVALID_HANDLE);
-	s->is_capturing = true;
-	s->capture_broken = false;
-	n_global_captures += mode == 0;
-	return end(0);
-}
-
-hr__cu_result cuStreamEndCapture(hr__cu_stream stream, void **graph)
-{
-	struct fake_stream *s = stream;
-	bool broken;
-
-	BEGIN(NEEDS_CONTEXT);
-	if (!is_stream(s))
-		return end(HR__CU_INVALID_HANDLE);
-	broken = s->capture_broken;
-	s->is_capturing = false;
-	if (n_global_captures)
-		n_global_captures--;
-	*graph = NULL;
-	return end(broken ? 901 : 0);
-}
-
-hr__cu_result cuGraphDestroy(void *graph)
-{
-	(void)graph;
-	return 0;
-}
-
-hr__cu_result cuEventCreate(hr__cu_event *event, unsigned int flags)
-{
-	struct fake_event *made;
-
-	BEGIN(NEEDS_CONTEXT);
-	(void)flags;
-	made = fake_alloc(sizeof(*made));
-	made->context = current();
-	made->next = fake_events;
-	fake_events = made;
-	*event = made;
-	return end(0);
-}
-
-hr__cu_result cuEventRecord(hr__cu_event event, hr__cu_stream stream)
-{
-	struct fake_event *e = event;
-	struct fake_stream *s = stream;
-	struct fake_op *op;
-
-	BEGIN(NEEDS_CONTEXT);
-	if (!is_event(e) || !is_stream(s) || e->context != s->context)
-		return end(HR__CU_INVALID_HANDLE);
-	fake_record_drop(e->record);
-	e->record = fake_alloc(sizeof(*e->record));
-	e->record->refs = 1;
-	e->record->is_captured = s->is_capturing;
-	if (s->is_capturing)
-		return end(0);
-	e->record->refs++;
-	op = fake_op_new(FAKE_RECORD, 0);
-	op->record = e->record;
-	fake_push(s, op);
-	return end(0);
-}
-
-hr__cu_result cuStreamWaitEvent(hr__cu_stream stream, hr__cu_event event, unsigned int flags)
-{
-	struct fake_event *e = event;
-	struct fake_stream *s = stream;
-	struct fake_op *op;
-
-	BEGIN(NEEDS_CONTEXT);
-	(void)flags;
-	if (!is_event(e) || !is_stream(s))
-		return end(HR__CU_INVALID_HANDLE);
-	if (s->is_capturing || (e->record && e->record->is_captured)) {
-		fake_error("an event goes from a captured stream to one that is not, or the other way");
-		s->capture_broken = s->is_capturing;
-		return end(HR__CU_CAPTURE_ISOLATION);
-	}
-	if (!e->record)
-		return end(0);
-	e->record->refs++;
-	op = fake_op_new(FAKE_WAIT, 0);
-	op->record = e->record;
-	fake_push(s, op);
-	return end(0);
-}
-
-hr__cu_result cuEventQuery(hr__cu_event event)
-{
-	struct fake_event *e = event;
-
-	BEGIN(NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
-	if (!is_event(e))
-		return end(HR__CU_INVALID_HANDLE);
-	return end(!e->record || e->record->is_done ? 0 : HR__CU_NOT_READY);
-}
-
-hr__cu_result cuEventDestroy_v2(hr__cu_event event)
-{
-	BEGIN(NEEDS_CONTEXT);
-	for (struct fake_event **at = &fake_events; *at; at = &(*at)->next) {
-		struct fake_event *e = *at;
-
-		if (e != event)
-			continue;
-		*at = e->next;
-		fake_record_drop(e->record);
-		free(e);
-		return end(0);
-	}
-	fake_error("an event is destroyed that is none");
-	return end(HR__CU_INVALID_HANDLE);
-}
-
-hr__cu_result cuLaunchHostFunc(hr__cu_stream stream, void (*host)(void *arg), void *arg)
-{
-	struct fake_op *op;
-
-	BEGIN(NEEDS_CONTEXT);
-	if (!is_stream(stream))
-		return end(HR__CU_INVALID_HANDLE);
-	op = fake_op_new(FAKE_HOST, 0);
-	op->host = host;
-	op->host_arg = arg;
-	fake_push(stream, op);
-	return end(0);
+	return fake_end(0);
 }

@@ -33,7 +33,7 @@ struct fake_cuda {
 	int (*set)(const char *key, long long value);
 	/* The n-th call (1 = the next) of an exported function answers `code` and does nothing; "*" = of any function;
 	 * "async" = the n-th copy that runs breaks its context with `code`. n = 0 takes all of them back. */
-	void (*fail)(const char *function, unsigned n, int code);
+	void (*arm)(const char *function, unsigned n, int code);
 	/* How many errors of the caller's there were; the last one's text. */
 	unsigned (*errors)(char *text, size_t text_bytes);
 	/* How often a function was called; NULL = any. */
@@ -42,13 +42,15 @@ struct fake_cuda {
 	long long (*live)(const char *kind);
 	/* Defaults again, counters 0, contexts healthy. */
 	void (*reset)(void);
+	/* Waits until nothing is queued any more. */
+	void (*drain)(void);
 };
 
 /* Whether libcuda.so.1 is the fake. */
 static inline bool fake_cuda_find(struct fake_cuda *out)
 {
-	static const char *const names[] = {"fake_cuda_set",   "fake_cuda_fail", "fake_cuda_errors",
-					    "fake_cuda_calls", "fake_cuda_live", "fake_cuda_reset"};
+	static const char *const names[] = {"fake_cuda_set",  "fake_cuda_arm",   "fake_cuda_errors", "fake_cuda_calls",
+					    "fake_cuda_live", "fake_cuda_reset", "fake_cuda_drain"};
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 
 	memset(out, 0, sizeof(*out));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of the look-alike driver share. fake_cuda.c has the driver's functions, fake_cuda_queue.c streams, events and
+ * What the files of the look-alike driver share. fake_cuda.c has the controls, devices and contexts, fake_cuda_calls.c the
+ * rest of the driver's functions, fake_cuda_queue.c streams, events and
  * the worker that does late what was queued, fake_cuda_memory.c memory of device and host.
  *
  * One lock guards everything; the worker drops it only while it copies bytes. Device memory has two addresses: the one that
@@ -18,11 +19,12 @@
 #include <stdint.h>
 
 #define FAKE_MAX_DEVICES 8
-#define FAKE_POISON 0xdb
+#define FAKE_POISON      0xdb
 
-#define FAKE_SETTINGS(X)                                                                                     \
-	X(devices, 1) X(memory_mib, 4096) X(version, 13000) X(pools, 1) X(host_pointers, 1) X(batch_result, 0) \
-	X(register_mib, 0) X(delay_us, 200) X(seed, 1) X(strict, 1)
+#define FAKE_SETTINGS(X)                                                                                               \
+	X(devices, 1)                                                                                                  \
+	X(memory_mib, 4096) X(version, 13000) X(pools, 1) X(host_pointers, 1) X(batch_result, 0) X(register_mib, 0)    \
+		X(delay_us, 200) X(seed, 1) X(strict, 1)
 
 struct fake_settings {
 #define FAKE_FIELD(name, value) long long name;
@@ -43,9 +45,9 @@ struct fake_block {
 	size_t bytes;
 	char *backing;
 	struct fake_context *context;
-	bool is_ready;  /* its allocation has happened in its stream's order */
-	bool is_freed;  /* somebody asked for that: no new copies */
-	bool is_gone;   /* and it has happened */
+	bool is_ready; /* its allocation has happened in its stream's order */
+	bool is_freed; /* somebody asked for that: no new copies */
+	bool is_gone;  /* and it has happened */
 	bool of_pool;
 	unsigned n_pending; /* copies */
 };
@@ -113,6 +115,8 @@ extern struct fake_settings fake_settings;
 extern pthread_mutex_t fake_lock;
 extern struct fake_stream *fake_streams;
 extern struct fake_event *fake_events;
+extern struct fake_pool *fake_pools;
+extern int fake_global_captures;
 extern struct fake_context fake_contexts[FAKE_MAX_DEVICES];
 
 /* fake_cuda.c */
@@ -120,6 +124,28 @@ void fake_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int fake_armed(const char *function); /* the armed result of this call, or 0 */
 uint64_t fake_random(void);
 void *fake_alloc(size_t bytes); /* zeroed; never NULL */
+
+/* The frame of every function of the driver (fake_cuda.c). fake_begin takes the lock, or gives the result that the function
+ * answers at once; fake_end gives the lock back. */
+enum fake_needs {
+	NEEDS_NOTHING = 0,
+	NEEDS_INIT = 1,
+	NEEDS_CONTEXT = 3,
+	UNSAFE_IN_CAPTURE = 4, /* "potentially unsafe", as cuda.h calls it */
+};
+
+int fake_begin(const char *function, int needs);
+int fake_end(int code);
+#define BEGIN(needs)                                                                                                   \
+	do {                                                                                                           \
+		int code_ = fake_begin(__func__, (needs));                                                             \
+		if (code_)                                                                                             \
+			return code_;                                                                                  \
+	} while (0)
+
+struct fake_context *fake_current(void);
+bool fake_is_stream(const struct fake_stream *stream); /* records an error if not */
+bool fake_is_event(const struct fake_event *event);
 
 /* fake_cuda_memory.c; all under fake_lock. */
 struct fake_block *fake_block_new(struct fake_context *context, size_t bytes); /* NULL: no memory */
@@ -142,5 +168,21 @@ void fake_wait_until_idle(struct fake_stream *stream); /* or its context is brok
 void fake_record_drop(struct fake_record *record);
 void fake_changed_tell(void);
 void fake_changed_wait(void);
+
+#define API __attribute__((visibility("default")))
+
+/* The functions must look exactly as the library's table has them. */
+#define HR__DECLARE(field, symbol, parameters, required) API hr__cu_result symbol parameters;
+HR__CU_SYMBOLS(HR__DECLARE)
+#undef HR__DECLARE
+API hr__cu_result cuMemcpyBatchAsync HR__CU_BATCH_V1_PARAMETERS;
+API hr__cu_result cuMemcpyBatchAsync_v2 HR__CU_BATCH_V2_PARAMETERS;
+/* Only tests call these. */
+API hr__cu_result cuCtxGetCurrent(hr__cu_context *context);
+API hr__cu_result cuMemcpyDtoH_v2(void *dst, hr__cu_ptr src, size_t bytes);
+API hr__cu_result cuLaunchHostFunc(hr__cu_stream stream, void (*host)(void *arg), void *arg);
+API hr__cu_result cuStreamBeginCapture_v2(hr__cu_stream stream, int mode);
+API hr__cu_result cuStreamEndCapture(hr__cu_stream stream, void **graph);
+API hr__cu_result cuGraphDestroy(void *graph);
 
 #endif

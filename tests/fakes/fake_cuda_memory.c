@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define PAGE ((size_t)4096)
+#define PAGE       ((size_t)4096)
 #define MAX_BLOCKS ((size_t)1 << 20)
 #define KEEP_FREED 512 /* freed blocks whose addresses are not used again yet */
 
@@ -96,7 +96,8 @@ static void forget_some(void)
 void fake_block_free(struct fake_block *block)
 {
 	if (block->n_pending)
-		fake_error("%zu bytes of device memory are freed under %u pending copies", block->bytes, block->n_pending);
+		fake_error("%zu bytes of device memory are freed under %u pending copies", block->bytes,
+			   block->n_pending);
 	for (size_t i = block->bytes; i < padded(block->bytes); i++)
 		if ((unsigned char)block->backing[i] != FAKE_POISON) {
 			fake_error("something was written beyond %zu bytes of device memory", block->bytes);
@@ -188,8 +189,8 @@ int fake_copy_prepare(struct fake_copy *copy, uint64_t device, char *host, size_
 	int rc;
 
 	if (!block || block->is_freed) {
-		fake_error("a copy of %zu bytes touches device memory at %#llx that %s", bytes, (unsigned long long)device,
-			   block ? "was freed" : "is not allocated, or not to its end");
+		fake_error("a copy of %zu bytes touches device memory at %#llx that %s", bytes,
+			   (unsigned long long)device, block ? "was freed" : "is not allocated, or not to its end");
 		return HR__CU_INVALID_VALUE;
 	}
 	rc = fake_range_find(host, bytes, &range);

@@ -30,11 +30,11 @@ struct bench {
 	uint64_t fence;
 };
 
-#define assert_device(call)                                                                         \
-	do {                                                                                        \
-		int rc_ = (call);                                                                   \
-		if (rc_)                                                                            \
-			fail_msg("%s: %s: %s", #call, hr_error_name(rc_), b->error.reason);         \
+#define assert_device(call)                                                                                            \
+	do {                                                                                                           \
+		int rc_ = (call);                                                                                      \
+		if (rc_)                                                                                               \
+			fail_msg("%s: %s: %s", #call, hr_error_name(rc_), b->error.reason);                            \
 	} while (0)
 
 static void bench_open(struct bench *b, const char *spec, size_t staging_bytes)
@@ -65,10 +65,13 @@ static void bench_close(struct bench *b)
 
 static void wait_for(struct bench *b, uint64_t fence)
 {
-	int done;
+	int done = 0;
 
-	while ((done = b->ops->fence_done(b->lane, fence, &b->error)) == 0)
-		hr__os_sleep_ns(20000);
+	while (done == 0) {
+		done = b->ops->fence_done(b->lane, fence, &b->error);
+		if (done == 0)
+			hr__os_sleep_ns(20000);
+	}
 	if (done < 0)
 		fail_msg("fence %llu: %s", (unsigned long long)fence, b->error.reason);
 }
@@ -457,8 +460,9 @@ static void without_memory_every_step_fails_cleanly(void **state)
 
 static void names_of_devices_are_strict(void **state)
 {
-	static const char *const bad[] = {"",	     "gpu",    "CPU",	 "cpu:0",   "cpu ",   "cud",	 "cuda:",    "cuda:-1",
-					  "cuda:01", "cuda:a", "cuda:0 ", "cuda:1x", "cuda0", "cuda:99999", "cuda:4294967296"};
+	static const char *const bad[] = {"",        "gpu",     "CPU",     "cpu:0",      "cpu ",
+					  "cud",     "cuda:",   "cuda:-1", "cuda:01",    "cuda:a",
+					  "cuda:0 ", "cuda:1x", "cuda0",   "cuda:99999", "cuda:4294967296"};
 	hr_device *device = (hr_device *)1;
 
 	(void)state;
@@ -494,7 +498,10 @@ static const struct {
 	const char *name;
 	CMUnitTestFunction run;
 } everywhere[] = {
-#define TEST(name) {#name, name}
+#define TEST(name)                                                                                                     \
+	{                                                                                                              \
+#name, name                                                                                            \
+	}
 	TEST(every_byte_arrives),
 	TEST(a_copy_writes_nothing_beside_its_range),
 	TEST(thousands_of_small_copies_arrive),
