@@ -9,7 +9,7 @@ if ! command -v "$1" >/dev/null; then
 fi
 case $1 in
 codespell)
-	exec codespell --ignore-words-list=extents,ser,ot README.md NEWS.md CONTRIBUTING.md docs include src cli tools bench \
+	exec codespell --ignore-words-list=extents,ser,ot,nulll README.md NEWS.md CONTRIBUTING.md docs include src cli tools bench \
 		tests/unit tests/support tests/lint
 	;;
 shellcheck)
