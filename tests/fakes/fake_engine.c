@@ -14,7 +14,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct fake_engine_settings set; /* all below guarded by lock */
 static uint64_t n_reads, random_state;
-static int let_go, n_hanging;
+static int let_go, n_hanging, woken;
 
 void fake_engine_set(const struct fake_engine_settings *settings)
 {
@@ -25,6 +25,7 @@ void fake_engine_set(const struct fake_engine_settings *settings)
 	random_state = set.seed;
 	n_reads = 0;
 	let_go = 0;
+	woken = 0;
 	pthread_mutex_unlock(&lock);
 }
 
@@ -82,21 +83,20 @@ static int read_step(struct hr__io *io, size_t *got)
 	return hr__os_pread(fd, to, ask, io->offset, got);
 }
 
-/* Waits, hangs or fails as told for the next read. 1: the read is over already. */
-static int misbehave(struct hr__io *io)
+/* Whether this read is one that hangs. Under the lock. */
+static int hangs(uint64_t number)
+{
+	return set.hang_read && !let_go && number >= set.hang_read && number < set.hang_read + (set.n_hang ? set.n_hang : 1);
+}
+
+/* Waits or fails as told for the read of this number. 1: the read is over already. */
+static int misbehave(struct hr__io *io, uint64_t number)
 {
 	uint64_t delay;
 	int fails;
 
 	pthread_mutex_lock(&lock);
-	n_reads++;
-	fails = (set.fail_read && n_reads == set.fail_read) || covers(io, set.fail_offset);
-	if (set.hang_read && n_reads == set.hang_read) {
-		n_hanging++;
-		while (!let_go)
-			pthread_cond_wait(&changed, &lock);
-		n_hanging--;
-	}
+	fails = (set.fail_read && number == set.fail_read) || covers(io, set.fail_offset);
 	delay = set.delay_ns ? next_random() % set.delay_ns : 0;
 	pthread_mutex_unlock(&lock);
 	if (delay)
@@ -110,11 +110,11 @@ static int misbehave(struct hr__io *io)
 	return 1;
 }
 
-static void read_through(struct hr__io *io)
+static void read_through(struct hr__io *io, uint64_t number)
 {
 	size_t got;
 
-	if (misbehave(io))
+	if (misbehave(io, number))
 		return;
 	do {
 		int error = read_step(io, &got);
@@ -128,8 +128,19 @@ static void read_through(struct hr__io *io)
 
 static void read_fake(void *state, struct hr__io *io)
 {
+	uint64_t number;
+
 	(void)state;
-	read_through(io);
+	pthread_mutex_lock(&lock);
+	number = ++n_reads;
+	if (hangs(number)) {
+		n_hanging++;
+		while (!let_go)
+			pthread_cond_wait(&changed, &lock);
+		n_hanging--;
+	}
+	pthread_mutex_unlock(&lock);
+	read_through(io, number);
 }
 
 static int probe(const struct hr__file *file, char *reason, size_t reason_bytes)
@@ -157,15 +168,39 @@ static void close_fake(void *state)
 /* ---- the queued one: whatever is queued comes back in random order, one or several at a time ---- */
 
 struct queue {
-	struct hr__io *queued[MAX_QUEUED];
-	size_t n;
+	struct hr__io *queued[MAX_QUEUED], *hung[MAX_QUEUED];
+	uint64_t number[MAX_QUEUED];
+	size_t n, n_hung;
 };
 
 static void submit_fake(void *state, struct hr__io *io)
 {
 	struct queue *queue = state;
 
-	queue->queued[queue->n++] = io;
+	pthread_mutex_lock(&lock);
+	n_reads++;
+	if (hangs(n_reads)) {
+		queue->hung[queue->n_hung++] = io;
+		n_hanging++;
+	} else {
+		queue->number[queue->n] = n_reads;
+		queue->queued[queue->n++] = io;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+/* Waits until something can come back, or for a wake. Under the lock; answers how many shall. */
+static size_t wait_fake(struct queue *queue)
+{
+	while (queue->n == 0 && !let_go && !woken)
+		pthread_cond_wait(&changed, &lock);
+	woken = 0;
+	while (let_go && queue->n_hung > 0) {
+		queue->number[queue->n] = 0;
+		queue->queued[queue->n++] = queue->hung[--queue->n_hung];
+		n_hanging--;
+	}
+	return queue->n ? 1 + next_random() % queue->n : 0;
 }
 
 static size_t reap_fake(void *state, struct hr__io **done, size_t max)
@@ -174,24 +209,31 @@ static size_t reap_fake(void *state, struct hr__io **done, size_t max)
 	size_t n = 0, wanted;
 
 	pthread_mutex_lock(&lock);
-	wanted = queue->n ? 1 + next_random() % queue->n : 0;
+	wanted = wait_fake(queue);
 	pthread_mutex_unlock(&lock);
 	for (; n < wanted && n < max; n++) {
+		uint64_t number;
 		size_t pick;
 
 		pthread_mutex_lock(&lock);
 		pick = next_random() % queue->n;
 		pthread_mutex_unlock(&lock);
 		done[n] = queue->queued[pick];
+		number = queue->number[pick];
 		queue->queued[pick] = queue->queued[--queue->n];
-		read_through(done[n]);
+		queue->number[pick] = queue->number[queue->n];
+		read_through(done[n], number);
 	}
 	return n;
 }
 
 static void wake_fake(void *state)
 {
-	(void)state; /* reap never sleeps for long */
+	(void)state;
+	pthread_mutex_lock(&lock);
+	woken = 1;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
 }
 
 const struct hr__engine_ops hr__engine_fake = {

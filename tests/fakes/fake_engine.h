@@ -15,7 +15,8 @@ struct fake_engine_settings {
 	uint64_t fail_read;    /* the n-th read (from 1) fails ... */
 	uint64_t fail_offset;  /* ... or the one that covers this byte of its file, if not 0 ... */
 	int fail_errno;        /* ... with this; 0 = it returns nothing, as at the end of a file */
-	uint64_t hang_read;    /* the n-th read does not come back until fake_engine_let_go() */
+	uint64_t hang_read;    /* the n-th read does not come back until fake_engine_let_go() ... */
+	uint64_t n_hang;       /* ... and so do those that follow it, so many in all; 0 = 1 */
 	uint64_t delay_ns;     /* up to this long per read */
 };
 
