@@ -5,7 +5,8 @@
  *
  * hr_buffer_release() may run anywhere: in a language's collector, under a caller's lock. So while the loader lives it only pushes
  * the block onto a lock-free stack and pokes the drainer; memory of a caller's hooks goes back on the next thread that is inside
- * one of our calls. Host memory needs none of this and goes back at once.
+ * one of our calls. Host memory needs none of this and goes back at once, as does all memory once the loader has closed: it puts
+ * a mark on the stack then, so that no block can be pushed that nobody would take.
  */
 #include "loader.h"
 
@@ -23,29 +24,39 @@ struct hr_buffer {
 	_Atomic uint32_t count;
 };
 
-int hr__heap_new(hr_device *device, const struct hr_loader_opts *opts, pthread_cond_t *wake, struct hr__heap **out)
+/* What the stack holds when there is no loader any more. */
+static struct hr__block no_loader;
+
+int hr__heap_new(hr_loader *loader, const struct hr_loader_opts *opts, struct hr__heap **out)
 {
 	struct hr__heap *heap = hr__calloc(1, sizeof(*heap));
 
 	*out = NULL;
 	if (!heap)
 		return HR_E_NOMEM;
-	heap->device = hr__device_acquire(device);
+	heap->device = hr__device_acquire(loader->device);
+	heap->loader = loader;
+	atomic_fetch_add(&loader->count, 1);
 	heap->alloc = opts->alloc;
 	heap->release = opts->release;
 	heap->ctx = opts->alloc_ctx;
 	heap->count = 1;
-	heap->is_open = true;
-	heap->wake = wake;
 	*out = heap;
 	return 0;
 }
 
-static void heap_unref(struct hr__heap *heap)
+struct hr__heap *hr__heap_acquire(struct hr__heap *heap)
 {
-	if (atomic_fetch_sub(&heap->count, 1) > 1)
+	atomic_fetch_add(&heap->count, 1);
+	return heap;
+}
+
+void hr__heap_unref(struct hr__heap *heap)
+{
+	if (!heap || atomic_fetch_sub(&heap->count, 1) > 1)
 		return;
 	hr_device_close(heap->device);
+	hr__loader_unref(heap->loader);
 	hr__free(heap);
 }
 
@@ -61,12 +72,17 @@ static void block_free(struct hr__block *block, void *stream)
 		heap->device->ops->release(heap->device, block->memory, block->bytes, &ignored);
 	atomic_fetch_sub(&heap->bytes, block->bytes);
 	hr__free(block);
-	heap_unref(heap);
+	hr__heap_unref(heap);
 }
 
-static bool must_wait_for_loader(const struct hr__heap *heap)
+static void free_all(struct hr__block *block)
 {
-	return heap->is_open && (heap->release || !(heap->device->ops->caps & HR__DEVICE_HOST));
+	while (block && block != &no_loader) {
+		struct hr__block *next = block->next;
+
+		block_free(block, NULL);
+		block = next;
+	}
 }
 
 void hr__heap_reap(struct hr__heap *heap, bool may_call_hooks)
@@ -75,44 +91,51 @@ void hr__heap_reap(struct hr__heap *heap, bool may_call_hooks)
 
 	if (heap->release && !may_call_hooks)
 		return;
-	if (!atomic_load_explicit(&heap->given_back, memory_order_relaxed))
-		return;
-	block = atomic_exchange(&heap->given_back, NULL);
-	while (block) {
-		struct hr__block *next = block->next;
-
-		block_free(block, NULL);
-		block = next;
-	}
+	block = atomic_load(&heap->given_back);
+	do {
+		if (!block || block == &no_loader)
+			return;
+	} while (!atomic_compare_exchange_weak(&heap->given_back, &block, NULL));
+	free_all(block);
 }
 
 void hr__heap_close(struct hr__heap *heap)
 {
 	if (!heap)
 		return;
-	heap->is_open = false;
-	hr__heap_reap(heap, true);
-	heap_unref(heap);
+	free_all(atomic_exchange(&heap->given_back, &no_loader));
+	hr__heap_unref(heap);
+}
+
+/* Leaves a block to the loader; false if there is none any more. */
+static bool give_back(struct hr__heap *heap, struct hr__block *block)
+{
+	struct hr__block *head = atomic_load(&heap->given_back);
+
+	do {
+		if (head == &no_loader)
+			return false;
+		block->next = head;
+	} while (!atomic_compare_exchange_weak(&heap->given_back, &head, block));
+	return true;
 }
 
 void hr__block_release(struct hr__block *block)
 {
 	struct hr__heap *heap = block->heap;
-	struct hr__block *head;
 
 	if (atomic_fetch_sub(&block->count, 1) > 1)
 		return;
-	if (!must_wait_for_loader(heap)) {
+	if (!heap->release && (heap->device->ops->caps & HR__DEVICE_HOST)) {
 		block_free(block, NULL);
 		return;
 	}
-	head = atomic_load(&heap->given_back);
-	do {
-		block->next = head;
-	} while (!atomic_compare_exchange_weak(&heap->given_back, &head, block));
-	/* Without the lock on purpose: a caller's lock may be held here. A poke that is missed costs a quarter of a second. */
-	if (!heap->release)
-		pthread_cond_signal(heap->wake);
+	hr__heap_acquire(heap); /* once the block is pushed, it no longer keeps the heap */
+	if (!give_back(heap, block))
+		block_free(block, NULL);
+	else if (!heap->release) /* without the lock, since a caller's may be held; a poke that is missed costs a quarter second */
+		pthread_cond_signal(&heap->loader->full);
+	hr__heap_unref(heap);
 }
 
 static int no_memory(struct hr__heap *heap, int code, uint64_t bytes, const struct hr__device_error *error)
@@ -123,7 +146,7 @@ static int no_memory(struct hr__heap *heap, int code, uint64_t bytes, const stru
 		return hr__fail_at(&(struct hr__where){.stage = "device", .offset = HR_NO_OFFSET}, HR_E_DEVICE_MEMORY,
 				   "the caller's allocator gave no memory for %" PRIu64 " bytes on %s", bytes, heap->device->spec);
 	snprintf(doing, sizeof(doing), "cannot allocate %" PRIu64 " bytes", bytes);
-	return hr__device_fail(heap->device, code, doing, error);
+	return hr__failed(hr__device_fail(heap->device, code, doing, error));
 }
 
 int hr__block_new(struct hr__heap *heap, uint64_t bytes, void *stream, struct hr__block **out)

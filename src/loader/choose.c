@@ -14,15 +14,22 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Whether a range is in the page cache. Where there is no way to tell, reading through the cache is the safe answer: it is right
- * for what is cached and no disaster for what is not. */
+#define SAMPLE_BYTES ((uint64_t)512 << 10)
+
+/* Whether a range is in the page cache, by one page in every SAMPLE_BYTES and the last: to walk all pages of a range that is cached
+ * would cost a few percent of copying it, and a hole that is missed costs no more than a read through the cache. Where there is no
+ * way to tell, that is the safe answer too. */
 static bool is_resident(const struct hr__source *source, const struct hr__chunk *chunk)
 {
-	uint64_t resident;
+	uint64_t end = source->base + chunk->offset + chunk->bytes, resident;
 
-	if (hr__os_resident(&source->file, source->base + chunk->offset, chunk->bytes, &resident))
-		return true;
-	return resident == chunk->bytes;
+	for (uint64_t at = source->base + chunk->offset; at < end; at += SAMPLE_BYTES) {
+		if (hr__os_resident(&source->file, at, 1, &resident))
+			return true;
+		if (resident == 0)
+			return false;
+	}
+	return hr__os_resident(&source->file, end - 1, 1, &resident) || resident == 1;
 }
 
 static bool wants_direct(const hr_loader *loader, const struct hr_job *job, const struct hr__source *source, bool resident)
@@ -116,7 +123,7 @@ uint32_t hr__choose_align(const hr_model *model, uint64_t slot_bytes)
 		const struct hr__file *file = &hr__model_source(model, i)->file;
 
 		/* A file system that wants more than a small slot has is read through the cache. */
-		if (file->direct_fd >= 0 && file->offset_align <= slot_bytes / 2)
+		if (file->direct_fd >= 0 && file->offset_align <= slot_bytes / 2 && slot_bytes % file->offset_align == 0)
 			align = hr__max_u64(align, file->offset_align);
 	}
 	return (uint32_t)align;

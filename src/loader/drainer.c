@@ -15,6 +15,7 @@
 #include "core/arith.h"
 #include "core/mem.h"
 
+#define MAX_BATCHES 2 /* in flight: one runs, one waits behind it; what fills meanwhile makes the next one larger */
 #define POLL_NS ((uint64_t)20 * 1000)
 #define DEADLINE_TICK_NS ((uint64_t)5 * 1000000)
 #define REAP_TICK_NS ((uint64_t)250 * 1000000)
@@ -179,7 +180,7 @@ static bool drain_full(hr_loader *loader, struct fences *fences)
 	struct hr__slot_list batch;
 	struct tally tally;
 
-	if (!loader->full_slots.head || fences->next - fences->first == HR__MAX_FENCES)
+	if (!loader->full_slots.head || fences->next - fences->first == MAX_BATCHES)
 		return false;
 	collect(loader, &batch);
 	if (!batch.head)
@@ -239,16 +240,24 @@ static void lose(hr_loader *loader, struct hr__slot *slot)
 	hr__job_landed(job);
 }
 
+bool hr__loader_is_lost(const hr_loader *loader)
+{
+	const struct hr__pool *pool = &loader->pool;
+
+	return pool->n_lost == pool->n_slots || loader->n_stuck_readers == loader->n_readers ||
+	       pool->n_lost - loader->n_stuck_readers >= HR__QUEUE_DEPTH;
+}
+
 /* With nothing left to read into, or nobody left to read, whoever waits must be told. */
 static void fail_if_nothing_is_left(hr_loader *loader)
 {
-	while (loader->jobs &&
-	       (loader->pool.n_lost == loader->pool.n_slots || loader->n_stuck_readers == loader->n_readers)) {
+	if (!hr__loader_is_lost(loader))
+		return;
+	for (uint32_t n = loader->n_jobs; n > 0 && loader->jobs; n--) { /* a job that settles leaves the ring */
 		struct hr_job *job = loader->jobs;
 
+		loader->jobs = job->next;
 		hr__job_fail(job, HR_E_LOST, NULL, "no staging memory or no reader is left: earlier reads never came back");
-		if (loader->jobs == job) /* it still has chunks in motion; it is told, and that is all that can be done */
-			break;
 	}
 }
 
@@ -327,7 +336,7 @@ void *hr__drainer_main(void *arg)
 		busy |= settle_fences(loader, &fences);
 		check_deadlines(loader);
 		reap(loader);
-		if (busy || loader->full_slots.head)
+		if (busy || (loader->full_slots.head && fences.next - fences.first < MAX_BATCHES))
 			continue;
 		if (loader->stop && fences.first == fences.next)
 			break;

@@ -19,9 +19,11 @@
 
 struct hr_feed {
 	struct hr_job *job;
+	struct hr__heap *heap; /* counted: the feed may be asked when its loader has closed */
 	hr_buffer **bound; /* of the tensors bound together, not yet handed out */
 	size_t n_bound, first_bound, max_bound;
 	size_t next;       /* span to hand out */
+	size_t n_ready;    /* spans below it have arrived, and their file was compared since */
 	bool is_over;      /* its failure has been told */
 };
 
@@ -67,6 +69,7 @@ int hr_feed_open(hr_loader *loader, hr_model *model, const struct hr_feed_opts *
 		hr__free(feed);
 		return rc;
 	}
+	feed->heap = hr__heap_acquire(loader->heap);
 	hr__job_run(feed->job);
 	*out = feed;
 	return 0;
@@ -76,7 +79,7 @@ int hr_feed_open(hr_loader *loader, hr_model *model, const struct hr_feed_opts *
 static size_t group_from(const struct hr_feed *feed, uint64_t *bytes)
 {
 	const struct hr_job *job = feed->job;
-	bool may_share = !job->loader->heap->alloc;
+	bool may_share = !feed->heap->alloc;
 	size_t n = 0;
 
 	*bytes = 0;
@@ -135,7 +138,7 @@ static int bind_next(struct hr_feed *feed)
 	int rc = make_room(feed, n);
 
 	if (!rc)
-		rc = hr__block_new(job->loader->heap, bytes, job->signal_stream, &block);
+		rc = hr__block_new(feed->heap, bytes, job->signal_stream, &block);
 	if (rc)
 		return rc;
 	feed->first_bound = feed->n_bound = 0;
@@ -162,17 +165,33 @@ static int bind_next(struct hr_feed *feed)
 	return 0;
 }
 
-/* Waits until the tensor's last byte is in place, or the job has failed. */
-static bool wait_arrived(struct hr_job *job, size_t span)
+static bool has_failed(struct hr_job *job)
 {
-	bool arrived;
+	bool failed;
+
+	pthread_mutex_lock(&job->loader->lock);
+	failed = job->code != 0;
+	pthread_mutex_unlock(&job->loader->lock);
+	return failed;
+}
+
+/* Waits until the next tensor's last byte is in place. Answers up to which span all that are bound and of the same file have
+ * arrived: one look at the file afterwards is good for them all. 0: the job has failed. */
+static size_t wait_arrived(struct hr_feed *feed)
+{
+	struct hr_job *job = feed->job;
+	size_t span = feed->next;
 
 	pthread_mutex_lock(&job->loader->lock);
 	while (job->left[span] > 0 && !job->code)
 		hr__os_cond_wait(&job->changed, &job->loader->lock, UINT64_MAX);
-	arrived = job->left[span] == 0 && !job->code;
+	if (job->code)
+		span = 0;
+	else
+		while (span < job->n_bound && job->left[span] == 0 && job->spans[span].source == job->spans[feed->next].source)
+			span++;
 	pthread_mutex_unlock(&job->loader->lock);
-	return arrived;
+	return span;
 }
 
 /* The feed's failure, told once with what was handed out before, and the same code ever after. */
@@ -188,7 +207,22 @@ static int tell_failure(struct hr_feed *feed)
 	return rc;
 }
 
-/* A change of the file condemns the tensor at hand; the message says how many went out before anybody could know. */
+/* What this thread's last error tells becomes the feed's failure: nothing more is read or handed out. */
+static int fail_feed(struct hr_feed *feed, int code)
+{
+	struct hr_job *job = feed->job;
+	struct hr__error_record record;
+	struct hr__where where;
+
+	hr__error_save(&record);
+	where = (struct hr__where){record.stage, record.path, record.tensor, HR_STRLEN, record.error.offset, record.error.system};
+	pthread_mutex_lock(&job->loader->lock);
+	hr__job_fail(job, code, &where, "%s", record.message);
+	pthread_mutex_unlock(&job->loader->lock);
+	return tell_failure(feed);
+}
+
+/* A change of the file condemns what is at hand; the message says how many went out before anybody could know. */
 static int check_before_handing_out(struct hr_feed *feed)
 {
 	struct hr_job *job = feed->job;
@@ -230,23 +264,34 @@ int hr_feed_next(hr_feed *feed, struct hr_tensor *tensor, hr_buffer **buffer)
 	rc = hr__loader_here(job->loader);
 	if (rc)
 		return rc;
-	hr__heap_reap(job->loader->heap, true);
+	hr__heap_reap(feed->heap, true);
 	if (feed->is_over)
 		return tell_failure(feed);
 	if (feed->next == job->n_spans)
 		return hr__fail(HR_E_END, "the feed has handed out all of its %zu tensors", job->n_spans);
 	rc = hr_model_tensor(job->model, job->tensors[feed->next], tensor);
-	if (!rc && feed->first_bound == feed->n_bound)
+	if (rc)
+		return rc;
+	if (feed->first_bound == feed->n_bound && !has_failed(job)) {
 		rc = bind_next(feed);
-	if (rc)
-		return rc;
-	if (!wait_arrived(job, feed->next))
+		if (rc)
+			return fail_feed(feed, rc);
+	}
+	if (feed->next >= feed->n_ready) {
+		size_t n_arrived = wait_arrived(feed);
+
+		if (!n_arrived)
+			return tell_failure(feed);
+		rc = check_before_handing_out(feed);
+		if (rc)
+			return rc;
+		feed->n_ready = n_arrived;
+	}
+	if (job->code)
 		return tell_failure(feed);
-	rc = check_before_handing_out(feed);
-	if (!rc)
-		rc = signal_consumer(job);
+	rc = signal_consumer(job);
 	if (rc)
-		return rc;
+		return fail_feed(feed, rc);
 	*buffer = feed->bound[feed->first_bound++];
 	feed->next++;
 	return 0;
@@ -262,6 +307,7 @@ int hr_feed_close(hr_feed *feed, uint32_t timeout_ms)
 	if (rc)
 		return rc;
 	release_bound(feed);
+	hr__heap_unref(feed->heap);
 	hr__free(feed->bound);
 	hr__free(feed);
 	return 0;

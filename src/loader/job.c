@@ -19,13 +19,6 @@
 
 /* ---- checking ---- */
 
-/* One read with all that belongs to it, for sorting. */
-struct wanted {
-	struct hr__span span;
-	unsigned char *dst;
-	uint64_t tensor;
-};
-
 static int fail_read_request(const hr_model *model, const struct hr_read *read, size_t i, int code, const char *what)
 {
 	struct hr__where where = {.stage = "plan", .offset = HR_NO_OFFSET};
@@ -35,9 +28,11 @@ static int fail_read_request(const hr_model *model, const struct hr_read *read, 
 			   what, read->offset, read->length, read->dst_bytes);
 }
 
-static int check_read(const hr_model *model, const struct hr__job_request *request, size_t i, struct wanted *out)
+/* Checks a read and puts it into the job's arrays. */
+static int take_read(struct hr_job *job, const struct hr__job_request *request, size_t i)
 {
 	const struct hr_read *read = &request->reads[i];
+	const hr_model *model = job->model;
 	struct hr__extent extent;
 	uint64_t length = read->length, end;
 
@@ -54,57 +49,78 @@ static int check_read(const hr_model *model, const struct hr__job_request *reque
 		return fail_read_request(model, read, i, HR_E_OPTS, "the destination is NULL");
 	if (!request->is_feed && read->dst_bytes < length)
 		return fail_read_request(model, read, i, HR_E_SPACE, "the destination is too small");
-	*out = (struct wanted){{extent.offset + read->offset, length, extent.source}, read->dst, read->tensor};
+	job->spans[i] = (struct hr__span){extent.offset + read->offset, length, extent.source};
+	job->tensors[i] = read->tensor;
+	job->dst[i] = read->dst;
+	job->total_bytes += length;
 	return 0;
 }
+
+static int compare_spans(const struct hr__span *x, const struct hr__span *y)
+{
+	if (x->source != y->source)
+		return x->source < y->source ? -1 : 1;
+	if (x->offset != y->offset)
+		return x->offset < y->offset ? -1 : 1;
+	if (x->bytes != y->bytes)
+		return x->bytes < y->bytes ? -1 : 1;
+	return 0;
+}
+
+/* One read with all that belongs to it, for sorting. */
+struct wanted {
+	struct hr__span span;
+	unsigned char *dst;
+	uint64_t tensor;
+};
 
 static int compare_wanted(const void *a, const void *b)
 {
-	const struct wanted *x = a, *y = b;
+	return compare_spans(&((const struct wanted *)a)->span, &((const struct wanted *)b)->span);
+}
 
-	if (x->span.source != y->span.source)
-		return x->span.source < y->span.source ? -1 : 1;
-	if (x->span.offset != y->span.offset)
-		return x->span.offset < y->span.offset ? -1 : 1;
-	if (x->span.bytes != y->span.bytes)
-		return x->span.bytes < y->span.bytes ? -1 : 1;
+static int sort_reads(struct hr_job *job, size_t n)
+{
+	struct wanted *wanted;
+	size_t i = 1;
+
+	while (i < n && compare_spans(&job->spans[i - 1], &job->spans[i]) <= 0)
+		i++;
+	if (i >= n) /* in file order already, as whole models are */
+		return 0;
+	wanted = hr__calloc(n, sizeof(*wanted));
+	if (!wanted)
+		return HR_E_NOMEM;
+	for (i = 0; i < n; i++)
+		wanted[i] = (struct wanted){job->spans[i], job->dst[i], job->tensors[i]};
+	qsort(wanted, n, sizeof(*wanted), compare_wanted);
+	for (i = 0; i < n; i++) {
+		job->spans[i] = wanted[i].span;
+		job->dst[i] = wanted[i].dst;
+		job->tensors[i] = wanted[i].tensor;
+	}
+	hr__free(wanted);
 	return 0;
 }
 
-static bool is_in_order(const struct wanted *wanted, size_t n)
-{
-	for (size_t i = 1; i < n; i++)
-		if (compare_wanted(&wanted[i - 1], &wanted[i]) > 0)
-			return false;
-	return true;
-}
-
-/* Checks all reads and splits them into the job's arrays, in the order of reading. */
+/* Checks all reads and puts them into the job's arrays, in the order of reading. */
 static int take_reads(struct hr_job *job, const struct hr__job_request *request)
 {
 	size_t n = request->n_reads;
-	struct wanted *wanted = hr__calloc(n, sizeof(*wanted));
-	int rc = wanted ? 0 : HR_E_NOMEM;
+	int rc = 0;
 
+	job->spans = hr__calloc(n, sizeof(*job->spans));
+	job->tensors = hr__calloc(n, sizeof(*job->tensors));
+	job->dst = hr__calloc(n, sizeof(*job->dst));
+	job->left = request->is_feed ? hr__calloc(n, sizeof(*job->left)) : NULL;
+	if (!job->spans || !job->tensors || !job->dst || (request->is_feed && !job->left))
+		return HR_E_NOMEM;
 	for (size_t i = 0; i < n && !rc; i++)
-		rc = check_read(job->model, request, i, &wanted[i]);
-	if (!rc && request->sorted && !is_in_order(wanted, n))
-		qsort(wanted, n, sizeof(*wanted), compare_wanted);
-	job->spans = rc ? NULL : hr__calloc(n, sizeof(*job->spans));
-	job->tensors = rc ? NULL : hr__calloc(n, sizeof(*job->tensors));
-	job->dst = rc ? NULL : hr__calloc(n, sizeof(*job->dst));
-	job->left = rc || !request->is_feed ? NULL : hr__calloc(n, sizeof(*job->left));
-	if (!rc && (!job->spans || !job->tensors || !job->dst || (request->is_feed && !job->left)))
-		rc = HR_E_NOMEM;
-	for (size_t i = 0; i < n && !rc; i++) {
-		job->spans[i] = wanted[i].span;
-		job->tensors[i] = wanted[i].tensor;
-		job->dst[i] = wanted[i].dst;
-		if (job->left)
-			job->left[i] = wanted[i].span.bytes;
-		job->total_bytes += wanted[i].span.bytes;
-	}
-	hr__free(wanted);
+		rc = take_read(job, request, i);
+	if (!rc && request->sorted)
+		rc = sort_reads(job, n);
+	for (size_t i = 0; i < n && job->left && !rc; i++)
+		job->left[i] = job->spans[i].bytes;
 	return rc;
 }
 
@@ -194,6 +210,8 @@ static void list_job(hr_loader *loader, struct hr_job *job)
 	}
 	loader->n_jobs++;
 	loader->n_deadlines += job->io_timeout_ms != 0;
+	if (loader->n_deadlines == 1) /* the drainer is the clock, and may be asleep without one */
+		pthread_cond_signal(&loader->full);
 	job->is_listed = true;
 }
 
@@ -219,7 +237,7 @@ void hr__job_run(struct hr_job *job)
 	list_job(loader, job);
 	if (loader->is_closing || loader->is_closed)
 		hr__job_fail(job, HR_E_CANCELLED, NULL, "the loader is being closed");
-	else if (loader->pool.n_lost == loader->pool.n_slots || loader->n_stuck_readers == loader->n_readers)
+	else if (hr__loader_is_lost(loader))
 		hr__job_fail(job, HR_E_LOST, NULL,
 			     "no staging memory is left: earlier reads never came back; open a new loader, and look at the storage");
 	job->is_drawn = job->total_bytes == 0;
@@ -249,6 +267,21 @@ void hr__job_landed(struct hr_job *job)
 	hr__job_try_settle(job);
 }
 
+/* What waits for the queued engine is not sent any more: that engine's thread may have nothing to wake up for. */
+static void land_queued(hr_loader *loader, const struct hr_job *job)
+{
+	struct hr__slot_list all = loader->queue_slots;
+	struct hr__slot *slot;
+
+	loader->queue_slots = (struct hr__slot_list){0};
+	for (slot = hr__slot_pop(&all); slot; slot = hr__slot_pop(&all)) {
+		if (slot->job == job)
+			hr__slot_land(loader, slot);
+		else
+			hr__slot_push(&loader->queue_slots, slot);
+	}
+}
+
 void hr__job_fail(struct hr_job *job, int code, const struct hr__where *where, const char *format, ...)
 {
 	const struct hr__where nowhere = {.stage = "job", .offset = HR_NO_OFFSET};
@@ -269,6 +302,7 @@ void hr__job_fail(struct hr_job *job, int code, const struct hr__where *where, c
 	job->in_flight++; /* so that the job does not settle in the middle of this */
 	for (slot = hr__slot_pop(&job->parked); slot; slot = hr__slot_pop(&job->parked))
 		hr__slot_land(job->loader, slot);
+	land_queued(job->loader, job);
 	pthread_cond_broadcast(&job->changed);
 	hr__job_landed(job);
 }

@@ -208,6 +208,9 @@ static void tear_down(hr_loader *loader)
 {
 	struct hr__device_error ignored;
 
+	pthread_mutex_lock(&loader->lock);
+	loader->is_closed = true; /* handles of jobs and feeds that are still open look at nothing of what goes now */
+	pthread_mutex_unlock(&loader->lock);
 	stop_threads(loader);
 	if (loader->queued)
 		loader->queued->close(loader->queued_state);
@@ -221,8 +224,6 @@ static void tear_down(hr_loader *loader)
 	hr__free(loader->readers);
 	hr__free(loader->copies);
 	hr__heap_close(loader->heap);
-	loader->heap = NULL;
-	loader->is_closed = true;
 }
 
 void hr__loader_unref(hr_loader *loader)
@@ -330,7 +331,7 @@ static int set_up(hr_loader *loader, const struct hr_loader_opts *opts)
 	loader->readers = hr__calloc(loader->n_readers, sizeof(*loader->readers));
 	if (!loader->readers)
 		return HR_E_NOMEM;
-	rc = hr__heap_new(loader->device, opts, &loader->full, &loader->heap);
+	rc = hr__heap_new(loader, opts, &loader->heap);
 	if (!rc)
 		rc = hr__pool_open(&loader->pool, opts->staging_bytes, opts->slot_bytes);
 	if (!rc)

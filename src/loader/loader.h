@@ -94,17 +94,16 @@ struct hr__slot *hr__slot_pop(struct hr__slot_list *list);
 
 /* ---- memory handed out (buffer.c) ---- */
 
-/* Where buffers' memory comes from and goes back to; outlives the loader while buffers are out. */
+/* Where buffers' memory comes from and goes back to; stays while the loader is open, buffers are out, or feeds have handles. */
 struct hr__heap {
 	hr_device *device;
+	hr_loader *loader; /* counted: its handle, and with it the drainer's condition variable, stays as long */
 	void *(*alloc)(void *ctx, uint64_t bytes, uint64_t align, void *stream);
 	void (*release)(void *ctx, void *memory, uint64_t bytes, void *stream);
 	void *ctx;
-	_Atomic uint32_t count;               /* the loader and every block */
+	_Atomic uint32_t count;               /* the loader, every block and every feed */
 	_Atomic uint64_t bytes, peak_bytes;
-	struct hr__block *_Atomic given_back; /* a stack of blocks that wait for the loader */
-	_Atomic bool is_open;                 /* the loader is there to take them */
-	pthread_cond_t *wake;                 /* the drainer's; valid while is_open */
+	struct hr__block *_Atomic given_back; /* a stack of blocks that wait for the loader; a mark once it has closed */
 };
 
 /* One allocation; several small buffers may share it. */
@@ -116,8 +115,10 @@ struct hr__block {
 	_Atomic uint32_t count;
 };
 
-int hr__heap_new(hr_device *device, const struct hr_loader_opts *opts, pthread_cond_t *wake, struct hr__heap **out);
-void hr__heap_close(struct hr__heap *heap); /* by the loader; frees it when the last block is back */
+int hr__heap_new(hr_loader *loader, const struct hr_loader_opts *opts, struct hr__heap **out);
+void hr__heap_close(struct hr__heap *heap); /* by the loader: what is released from now on goes back at once */
+struct hr__heap *hr__heap_acquire(struct hr__heap *heap);
+void hr__heap_unref(struct hr__heap *heap); /* takes NULL */
 /* Gives memory back to its owner that releases left waiting. `may_call_hooks`: the thread is inside one of our calls. */
 void hr__heap_reap(struct hr__heap *heap, bool may_call_hooks);
 int hr__block_new(struct hr__heap *heap, uint64_t bytes, void *stream, struct hr__block **out);
@@ -158,7 +159,7 @@ struct hr_job {
 	struct hr__slot_list parked; /* full slots whose next piece has no destination yet */
 	void *mark;               /* of wait_stream, until the drainer has used it */
 	uint32_t in_flight;
-	int code;                 /* the first failure */
+	_Atomic int code;         /* the first failure; written under the lock */
 	bool is_drawn;            /* no more chunks will come of it */
 	bool is_settled, is_checked, is_listed;
 	struct hr__error_record error; /* the failure in words */
@@ -265,6 +266,8 @@ void *hr__reader_main(void *reader);
 void *hr__queue_main(void *loader);
 void *hr__drainer_main(void *loader);
 void hr__loader_unref(hr_loader *loader);
+/* Under the lock: reads that never came back hold all staging memory, all readers, or all places of the queued engine. */
+bool hr__loader_is_lost(const hr_loader *loader);
 /* Every public call begins with it: HR_E_FORKED or HR_E_OPTS. */
 int hr__loader_here(const hr_loader *loader);
 /* Under the lock: a full slot goes to the drainer, is parked if its next piece has no destination yet, or goes back to the pool if

@@ -402,10 +402,12 @@ static size_t take_back(hr_loader *loader, struct hr__io **done, size_t n, uint6
 			continue;
 		}
 		count_time(&slot->job->counts, waited / n, 0);
-		if (must_read_again(loader, slot))
+		if (must_read_again(loader, slot)) {
+			slot->deadline_ns = UINT64_MAX; /* until it is sent again */
 			hr__slot_push(&loader->queue_slots, slot);
-		else
+		} else {
 			finish_read(loader, slot);
+		}
 	}
 	return n_models;
 }
