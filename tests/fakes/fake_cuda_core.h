@@ -23,8 +23,9 @@
 
 #define FAKE_SETTINGS(X)                                                                                               \
 	X(devices, 1)                                                                                                  \
-	X(memory_mib, 4096) X(version, 13000) X(pools, 1) X(host_pointers, 1) X(batch_result, 0) X(register_mib, 0)    \
-		X(delay_us, 200) X(seed, 1) X(strict, 1)
+	X(memory_mib, 4096)                                                                                            \
+	X(version, 13000) X(pools, 1) X(host_pointers, 1) X(batch_result, 0) X(register_mib, 0) X(delay_us, 200)       \
+		X(seed, 1) X(strict, 1)
 
 struct fake_settings {
 #define FAKE_FIELD(name, value) long long name;
