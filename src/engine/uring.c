@@ -24,6 +24,7 @@
 
 struct uring {
 	struct io_uring ring;
+	struct iovec staging;
 	int wake_fd;
 	bool is_fixed;
 	bool is_enabled;
@@ -74,7 +75,6 @@ static int probe(const struct hr__file *file, char *reason, size_t reason_bytes)
 static int open_ring(void *state, const struct hr__engine_env *env, char *reason, size_t reason_bytes)
 {
 	struct uring *u = state;
-	struct iovec all = {env->staging, env->staging_bytes};
 	int rc = set_up(&u->ring, env->depth + 1);
 
 	if (rc < 0)
@@ -84,21 +84,27 @@ static int open_ring(void *state, const struct hr__engine_env *env, char *reason
 		io_uring_queue_exit(&u->ring);
 		return explain(-rc, reason, reason_bytes);
 	}
-	/* A registered buffer saves the kernel the pinning of each read's pages. Refused (memlock limit on old kernels) is fine. */
-	u->is_fixed = env->staging_bytes <= MAX_FIXED_BYTES && !HR__FAULT("io_uring_register") &&
-		      io_uring_register_buffers(&u->ring, &all, 1) == 0;
+	u->staging = (struct iovec){env->staging, env->staging_bytes};
 	return 0;
+}
+
+/* At the first read, on the thread that becomes the issuer. A registered buffer saves the kernel the pinning of each read's pages;
+ * registering makes all pages exist, so it waits until a cold byte wants it. Refused (memlock limit on old kernels) is fine. */
+static void enable(struct uring *u)
+{
+	/* What io_uring_enable_rings() does; the shared library of liburing 2.3 does not export that one. */
+	io_uring_register((unsigned)u->ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0);
+	u->is_enabled = true;
+	u->is_fixed = u->staging.iov_len <= MAX_FIXED_BYTES && !HR__FAULT("io_uring_register") &&
+		      io_uring_register_buffers(&u->ring, &u->staging, 1) == 0;
 }
 
 static struct io_uring_sqe *next_sqe(struct uring *u)
 {
 	struct io_uring_sqe *sqe;
 
-	if (!u->is_enabled) { /* the first call, on the thread that becomes the issuer */
-		/* What io_uring_enable_rings() does; the shared library of liburing 2.3 does not export that one. */
-		io_uring_register((unsigned)u->ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0);
-		u->is_enabled = true;
-	}
+	if (!u->is_enabled)
+		enable(u);
 	sqe = io_uring_get_sqe(&u->ring);
 	if (!sqe) { /* full of what is not submitted yet; the depth leaves room after that */
 		io_uring_submit(&u->ring);

@@ -165,16 +165,6 @@ static int bind_next(struct hr_feed *feed)
 	return 0;
 }
 
-static bool has_failed(struct hr_job *job)
-{
-	bool failed;
-
-	pthread_mutex_lock(&job->loader->lock);
-	failed = job->code != 0;
-	pthread_mutex_unlock(&job->loader->lock);
-	return failed;
-}
-
 /* Waits until the next tensor's last byte is in place. Answers up to which span all that are bound and of the same file have
  * arrived: one look at the file afterwards is good for them all. 0: the job has failed. */
 static size_t wait_arrived(struct hr_feed *feed)
@@ -252,6 +242,26 @@ static int signal_consumer(struct hr_job *job)
 	return rc ? hr__device_fail(device, rc, "cannot signal the caller's stream", &error) : 0;
 }
 
+/* Brings the next tensor in, and looks at its file. What fails here fails the feed. */
+static int make_ready(struct hr_feed *feed)
+{
+	size_t n_arrived;
+	int rc;
+
+	if (feed->first_bound == feed->n_bound && !feed->job->code) {
+		rc = bind_next(feed);
+		if (rc)
+			return fail_feed(feed, rc);
+	}
+	n_arrived = wait_arrived(feed);
+	if (!n_arrived)
+		return tell_failure(feed);
+	rc = check_before_handing_out(feed);
+	if (!rc)
+		feed->n_ready = n_arrived;
+	return rc;
+}
+
 int hr_feed_next(hr_feed *feed, struct hr_tensor *tensor, hr_buffer **buffer)
 {
 	struct hr_job *job;
@@ -270,23 +280,10 @@ int hr_feed_next(hr_feed *feed, struct hr_tensor *tensor, hr_buffer **buffer)
 	if (feed->next == job->n_spans)
 		return hr__fail(HR_E_END, "the feed has handed out all of its %zu tensors", job->n_spans);
 	rc = hr_model_tensor(job->model, job->tensors[feed->next], tensor);
+	if (!rc && feed->next >= feed->n_ready)
+		rc = make_ready(feed);
 	if (rc)
 		return rc;
-	if (feed->first_bound == feed->n_bound && !has_failed(job)) {
-		rc = bind_next(feed);
-		if (rc)
-			return fail_feed(feed, rc);
-	}
-	if (feed->next >= feed->n_ready) {
-		size_t n_arrived = wait_arrived(feed);
-
-		if (!n_arrived)
-			return tell_failure(feed);
-		rc = check_before_handing_out(feed);
-		if (rc)
-			return rc;
-		feed->n_ready = n_arrived;
-	}
 	if (job->code)
 		return tell_failure(feed);
 	rc = signal_consumer(job);
