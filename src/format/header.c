@@ -63,7 +63,8 @@ static struct chunk *chunk_with(struct reader *reader, size_t bytes)
 		return NULL;
 	*chunk = (struct chunk){.next = reader->out->arena, .high = room};
 	reader->out->arena = chunk;
-	reader->chunk_bytes = (size_t)hr__min_u64(reader->json.end - reader->json.start, 1 << 15) / 4 + 1024;
+	reader->chunk_bytes = (size_t)hr__min_u64((uint64_t)(reader->json.end - reader->json.start), 1 << 15) / 4 +
+			      1024;
 	return chunk;
 }
 
