@@ -63,12 +63,12 @@ static int write_block(const struct stream *s, const char *bytes, size_t n)
 	size_t done = 0;
 
 	while (done < n) {
-		ssize_t put = write(STDOUT_FILENO, bytes + done, n - done);
+		ssize_t put = cli_signals_status() ? -1 : write(STDOUT_FILENO, bytes + done, n - done);
 
-		if (put < 0 && errno == EINTR && !cli_signals_status())
-			continue;
-		if (put < 0 && cli_signals_status())
+		if (cli_signals_status())
 			return cli_signals_status();
+		if (put < 0 && errno == EINTR)
+			continue;
 		if (put < 0 && errno == EPIPE)
 			return CLI_PIPE;
 		if (put < 0)

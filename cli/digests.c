@@ -5,6 +5,7 @@
  */
 #include "digests.h"
 
+#include "utf8.h"
 #include "work.h"
 
 #include <pthread.h>
@@ -173,22 +174,31 @@ void cli_digest_put_shard(FILE *out, const struct hr_digest *digest, const char 
 	putc('\n', out);
 }
 
+/* Bytes that a terminal must not get are written in hex, one by one, so that reading them back needs no more rules. */
+static void put_hex_bytes(FILE *out, const char *bytes, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		fprintf(out, "\\x%02x", (unsigned char)bytes[i]);
+}
+
 void cli_digest_put_tensor(FILE *out, const struct hr_digest *digest, const char *name, size_t len)
 {
 	fputs("#tensor ", out);
 	put_hex(out, digest);
 	fputs("  ", out);
-	for (size_t i = 0; i < len; i++) {
-		unsigned char c = (unsigned char)name[i];
+	for (size_t i = 0; i < len;) {
+		uint32_t point;
+		size_t used = cli_utf8_next(name + i, len - i, &point);
 
-		if (c == '\\')
+		if (point == '\\')
 			fputs("\\\\", out);
-		else if (c == '\n')
+		else if (point == '\n')
 			fputs("\\n", out);
-		else if (c < 0x20 || c == 0x7f)
-			fprintf(out, "\\x%02x", c);
+		else if (!used || cli_is_unprintable(point))
+			put_hex_bytes(out, name + i, used ? used : 1);
 		else
-			putc(c, out);
+			fwrite(name + i, 1, used, out);
+		i += used ? used : 1;
 	}
 	putc('\n', out);
 }

@@ -8,7 +8,7 @@
  *     # anything else                      a comment to both
  *
  * In a path, backslash and newline are written \\ and \n and the line starts with a backslash, as sha256sum does it. In
- * a tensor's name, backslash, newline and other control bytes are written \\, \n and \xHH.
+ * a tensor's name, backslash and newline are written \\ and \n, what a terminal must not get byte by byte as \xHH.
  */
 #ifndef HR_CLI_DIGESTS_H
 #define HR_CLI_DIGESTS_H

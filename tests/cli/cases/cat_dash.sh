@@ -1,0 +1,1 @@
+headrace cat names.safetensors -- -dash | od -An -tx1

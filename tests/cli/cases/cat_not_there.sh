@@ -1,0 +1,1 @@
+headrace cat one.safetensors c

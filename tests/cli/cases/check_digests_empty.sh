@@ -1,0 +1,2 @@
+echo '# nothing' > d.txt
+headrace check one.safetensors --digests d.txt

@@ -1,0 +1,1 @@
+headrace digest two --shards

@@ -1,0 +1,1 @@
+headrace load two --device cpu --verify

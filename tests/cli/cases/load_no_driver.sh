@@ -1,0 +1,1 @@
+headrace load two --device cuda:7 --staging 1M

@@ -1,0 +1,1 @@
+headrace load two --device cpu --staging 64K

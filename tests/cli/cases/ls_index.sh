@@ -1,0 +1,1 @@
+headrace ls two/model.safetensors.index.json --only "?mbed.[v-x]*"

@@ -1,0 +1,1 @@
+headrace ls -l one.safetensors

@@ -1,0 +1,1 @@
+headrace ls two --only nope; exit $?

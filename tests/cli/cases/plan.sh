@@ -1,0 +1,1 @@
+headrace plan two --device cpu --engine pread --caching bypass

@@ -1,0 +1,1 @@
+headrace --version; headrace version; headrace -V
