@@ -13,8 +13,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The test that compares all this with cuda.h gives NVIDIA's types these names instead. */
+#ifndef HR__CU_TYPES_GIVEN
 typedef int hr__cu_result;             /* CUresult */
 typedef int hr__cu_device;             /* CUdevice */
+typedef int hr__cu_attribute;          /* CUdevice_attribute */
+typedef int hr__cu_pool_attribute;     /* CUmemPool_attribute */
+typedef int hr__cu_capture_mode;       /* CUstreamCaptureMode */
+typedef int hr__cu_capture_status;     /* CUstreamCaptureStatus */
+typedef int hr__cu_search_status;      /* CUdriverProcAddressQueryResult */
 typedef unsigned long long hr__cu_ptr; /* CUdeviceptr */
 typedef void *hr__cu_context;          /* CUcontext */
 typedef void *hr__cu_stream;           /* CUstream */
@@ -44,6 +51,7 @@ struct hr__cu_copy_attributes {
 	struct hr__cu_location source_hint, destination_hint;
 	unsigned int flags;
 };
+#endif
 
 enum {
 	HR__CU_SUCCESS = 0,
@@ -94,23 +102,23 @@ enum {
 	X(cuGetErrorName, cuGetErrorName, (hr__cu_result result, const char **text), 1)                                \
 	X(cuGetErrorString, cuGetErrorString, (hr__cu_result result, const char **text), 1)                            \
 	X(cuGetProcAddress, cuGetProcAddress_v2,                                                                       \
-	  (const char *symbol, void **address, int version, uint64_t flags, int *status), 0)                           \
+	  (const char *symbol, void **address, int version, uint64_t flags, hr__cu_search_status *status), 0)          \
 	X(cuDeviceGetCount, cuDeviceGetCount, (int *count), 1)                                                         \
 	X(cuDeviceGet, cuDeviceGet, (hr__cu_device *device, int ordinal), 1)                                           \
 	X(cuDeviceGetName, cuDeviceGetName, (char *name, int length, hr__cu_device device), 1)                         \
-	X(cuDeviceGetAttribute, cuDeviceGetAttribute, (int *value, int attribute, hr__cu_device device), 1)            \
+	X(cuDeviceGetAttribute, cuDeviceGetAttribute, (int *value, hr__cu_attribute attribute, hr__cu_device device), 1) \
 	X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *bytes, hr__cu_device device), 1)                             \
 	X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (hr__cu_context *context, hr__cu_device device), 1)      \
 	X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (hr__cu_device device), 1)                          \
 	X(cuCtxPushCurrent, cuCtxPushCurrent_v2, (hr__cu_context context), 1)                                          \
 	X(cuCtxPopCurrent, cuCtxPopCurrent_v2, (hr__cu_context *context), 1)                                           \
-	X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *mode), 1)                        \
+	X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (hr__cu_capture_mode *mode), 1)        \
 	X(cuMemGetInfo, cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes), 1)                                 \
 	X(cuMemAlloc, cuMemAlloc_v2, (hr__cu_ptr *memory, size_t bytes), 1)                                            \
 	X(cuMemFree, cuMemFree_v2, (hr__cu_ptr memory), 1)                                                             \
 	X(cuMemPoolCreate, cuMemPoolCreate, (hr__cu_pool *pool, const struct hr__cu_pool_props *props), 0)             \
 	X(cuMemPoolDestroy, cuMemPoolDestroy, (hr__cu_pool pool), 0)                                                   \
-	X(cuMemPoolSetAttribute, cuMemPoolSetAttribute, (hr__cu_pool pool, int attribute, void *value), 0)             \
+	X(cuMemPoolSetAttribute, cuMemPoolSetAttribute, (hr__cu_pool pool, hr__cu_pool_attribute attribute, void *value), 0) \
 	X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync,                                                            \
 	  (hr__cu_ptr *memory, size_t bytes, hr__cu_pool pool, hr__cu_stream stream), 0)                               \
 	X(cuMemFreeAsync, cuMemFreeAsync, (hr__cu_ptr memory, hr__cu_stream stream), 0)                                \
@@ -123,7 +131,7 @@ enum {
 	X(cuStreamDestroy, cuStreamDestroy_v2, (hr__cu_stream stream), 1)                                              \
 	X(cuStreamSynchronize, cuStreamSynchronize, (hr__cu_stream stream), 1)                                         \
 	X(cuStreamWaitEvent, cuStreamWaitEvent, (hr__cu_stream stream, hr__cu_event event, unsigned int flags), 1)     \
-	X(cuStreamIsCapturing, cuStreamIsCapturing, (hr__cu_stream stream, int *status), 1)                            \
+	X(cuStreamIsCapturing, cuStreamIsCapturing, (hr__cu_stream stream, hr__cu_capture_status *status), 1)          \
 	X(cuEventCreate, cuEventCreate, (hr__cu_event *event, unsigned int flags), 1)                                  \
 	X(cuEventRecord, cuEventRecord, (hr__cu_event event, hr__cu_stream stream), 1)                                 \
 	X(cuEventQuery, cuEventQuery, (hr__cu_event event), 1)                                                         \
