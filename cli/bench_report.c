@@ -153,21 +153,26 @@ static void put_ceiling(const struct bench_series *series)
 	putchar('\n');
 }
 
-static void put_pool(const struct bench_series *series)
+static void put_memory(const struct bench *bench, const struct bench_series *series)
 {
+	const struct bench_sample *last = &series->samples[series->n - 1];
 	char a[32], b[32];
 
-	printf("  %s", cli_human(a, series->stats.staging_bytes));
+	printf("             pool %s", cli_human(a, series->stats.staging_bytes));
 	if (series->slot_bytes)
-		printf(" in slots of %s", cli_human(b, series->slot_bytes));
+		printf(" in slots of %s", cli_human(a, series->slot_bytes));
+	printf(", %s of it used; host memory beyond tensors %s", cli_human(a, series->stats.peak_staging_bytes),
+	       cli_human(b, last->beyond_bytes));
+	if (bench->about.driver)
+		printf("; device memory taken %s for %s", cli_human(a, last->device_bytes),
+		       cli_human(b, bench->set.bytes));
+	putchar('\n');
 }
 
 static void put_result(const struct bench *bench, const struct bench_series *series)
 {
 	struct bench_spread rate = spread(series, figure_rate);
-	const struct bench_sample *last = &series->samples[series->n - 1];
 	enum bench_what bound = bounding(bench, series);
-	char beyond[32];
 
 	printf("  %-4s %-4s %8.2f GB/s  (%.2f to %.2f)", bench_name(series->what), state_name(series), rate.median,
 	       rate.min, rate.max);
@@ -175,11 +180,10 @@ static void put_result(const struct bench *bench, const struct bench_series *ser
 		printf("  %.2f of %s", share_of(bench, series, bound), bench_name(bound));
 	printf("  %.3f CPU-s/GB  first tensor %.1f ms", spread(series, figure_cpu).median,
 	       spread(series, figure_first_ms).median);
-	printf("  pool");
-	put_pool(series);
-	printf("  host memory beyond tensors %s", cli_human(beyond, last->beyond_bytes));
 	put_unprepared(series);
-	fputs("\n            ", stdout);
+	putchar('\n');
+	put_memory(bench, series);
+	fputs("             ", stdout);
 	cli_put_engines(stdout, series->stats.cached_bytes, series->stats.direct_bytes);
 	if (series->stats.note[0])
 		printf("; %s", series->stats.note);
@@ -191,8 +195,9 @@ void bench_report_text(const struct bench *bench)
 	char bytes[32];
 
 	printf("device         %s (%s)\n", bench->about.spec, bench->about.name);
-	printf("model          %zu tensors, %s, %" PRIu32 " shards\n", bench->set.n, cli_human(bytes, bench->set.bytes),
-	       hr_model_n_shards(bench->model));
+	printf("model          %zu tensors, %s, %" PRIu32 " shard%s\n", bench->set.n,
+	       cli_human(bytes, bench->set.bytes), hr_model_n_shards(bench->model),
+	       hr_model_n_shards(bench->model) == 1 ? "" : "s");
 	printf("rounds         %zu, interleaved; medians (lowest to highest), set-up counted\nceilings\n",
 	       bench->rounds);
 	for (size_t i = 0; i < bench->n_series; i++) {

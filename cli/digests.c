@@ -45,9 +45,13 @@ static void keep_error(struct kept_error *kept)
 {
 	const struct hr_error *error = hr_error_last();
 
-	*kept = (struct kept_error){error->code,           error->system,       error->offset,
-				    strdup(error->stage),  strdup(error->path), strdup(error->tensor),
-				    strdup(error->message)};
+	kept->code = error->code;
+	kept->system = error->system;
+	kept->offset = error->offset;
+	kept->stage = cli_text("%s", error->stage);
+	kept->path = cli_text("%s", error->path);
+	kept->tensor = cli_text("%s", error->tensor);
+	kept->message = cli_text("%s", error->message);
 }
 
 static void hash_shard(struct work *work, uint32_t shard)
@@ -90,24 +94,14 @@ static void run_workers(struct work *work)
 		pthread_join(threads[i], NULL);
 }
 
-static const char *text_or_empty(const char *text)
-{
-	return text ? text : "";
-}
-
 static void tell_errors(struct work *work, cli_digest_failed *failed, void *ctx)
 {
 	for (uint32_t s = 0; s < work->out->n_shards; s++) {
 		struct kept_error *kept = &work->errors[s];
 
 		if (work->out->failed[s]) {
-			const struct hr_error error = {kept->code,
-						       kept->system,
-						       kept->offset,
-						       text_or_empty(kept->stage),
-						       text_or_empty(kept->path),
-						       text_or_empty(kept->tensor),
-						       text_or_empty(kept->message)};
+			const struct hr_error error = {kept->code, kept->system, kept->offset, kept->stage,
+						       kept->path, kept->tensor, kept->message};
 
 			failed(ctx, s, &error);
 		}

@@ -201,7 +201,7 @@ def verify_finds_a_wrong_byte(context):
 def load_to_a_gpu(context):
     if not context.options.fake_cuda:
         raise Skip("no look-alike driver was built")
-    environment = {"LD_LIBRARY_PATH": context.options.fake_cuda}
+    environment = {"LD_LIBRARY_PATH": os.path.abspath(context.options.fake_cuda)}
     loaded = context.json("load", "two", "--verify", "--staging", "1M", "--slot", "64K", environment=environment)
     assert loaded["device"]["spec"] == "cuda:0" and loaded["verified"] is True
     assert loaded["memory"]["peak_pinned_bytes"] == loaded["memory"]["staging_bytes"] == 1 << 20
