@@ -1,1 +1,2 @@
+# shellcheck shell=bash
 headrace cat names.safetensors -- -dash | od -An -tx1

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 headrace check two
 headrace check one.safetensors
 headrace check two/model.safetensors.index.json

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 headrace digest two > d.txt
 headrace check two --digests d.txt
 sha256sum -c d.txt

@@ -1,2 +1,3 @@
+# shellcheck shell=bash
 echo '# nothing' > d.txt
 headrace check one.safetensors --digests d.txt

@@ -1,1 +1,2 @@
-headrace help lod
+# shellcheck shell=bash
+headrace help lsx

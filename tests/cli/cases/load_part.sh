@@ -1,1 +1,2 @@
+# shellcheck shell=bash
 headrace load two --device cpu --only "layer.*" --verify

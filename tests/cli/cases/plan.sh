@@ -1,1 +1,2 @@
+# shellcheck shell=bash
 headrace plan two --device cpu --engine pread --caching bypass

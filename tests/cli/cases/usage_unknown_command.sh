@@ -1,1 +1,2 @@
-headrace lod two
+# shellcheck shell=bash
+headrace enginez two

@@ -1,1 +1,2 @@
+# shellcheck shell=bash
 headrace --version; headrace version; headrace -V
