@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pty
+import random
 import re
 import select
 import signal
@@ -210,6 +211,28 @@ def load_to_a_gpu(context):
     assert "every byte verified" in text and "pinned" in text
     found = context.json("bench", "two", "--rounds", "1", "--feed", environment=environment)
     assert {"link", "cached", "storage"} <= set(found["ceilings"])
+
+
+@test("random command lines end with 0, 1 or 2 and never crash")
+def random_lines_are_survived(context):
+    seed = int(os.environ.get("HR_SEED") or 20260101)
+    print(f"# SEED={seed}")
+    dice = random.Random(seed)
+    words = [
+        "--json", "--long", "-l", "--only", "--only=*", "--only=[", "--only=\\", "--only=[!a-", "*", "--digests", "--digests=two",
+        "--digests=one.safetensors", "--staging=1M", "--staging=128K", "--staging", "--slot=64K", "--slot=1G", "--readers=1",
+        "--readers=999999999999", "--engine=pread", "--engine=uring", "--engine=", "--caching=fill", "--caching=bypass", "--verify",
+        "--shards", "--open", "--rounds=1", "--force", "--", "-", "", "--device=cpu", "--device=cuda:99999999999", "-h", "-hl", "two",
+        "one.safetensors", "odd.safetensors", "names.safetensors", "short.safetensors", "nothing", "w", "/dev/null", "/dev/zero",
+        "/", ".", "--nonsense", "--json=1", "\xff\xfe".encode("latin-1").decode("utf-8", "surrogateescape"), "x" * 5000]
+    for _ in range(250):
+        command = dice.choice(["ls", "check", "load", "cat", "digest", "plan", "engines", "help", "version", "bench"])
+        line = [command] + [dice.choice(words) for _ in range(dice.randrange(5))]
+        if command == "bench" and "--open" not in line:
+            line.append("--open")
+        done = context.run(*line, rc=None, timeout=60)
+        assert done.returncode in (0, 1, 2), (line, done.returncode, done.stderr)
+        assert done.returncode == 0 or done.stderr.startswith(b"headrace: "), (line, done.stderr)
 
 
 @test("digest of 6 GiB stays below 128 MiB", suite="slow")
