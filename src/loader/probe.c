@@ -20,7 +20,7 @@ static void add(struct rows *rows, const char *kind, const char *name, bool usab
 		*row = (struct hr_probe_row){.usable = usable};
 		snprintf(row->kind, sizeof(row->kind), "%s", kind);
 		snprintf(row->name, sizeof(row->name), "%s", name);
-		snprintf(row->reason, sizeof(row->reason), "%s", reason);
+		snprintf(row->reason, sizeof(row->reason), "%.*s", (int)sizeof(row->reason) - 1, reason);
 	}
 	rows->n_found++;
 }
