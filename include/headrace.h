@@ -340,7 +340,7 @@ struct hr_loader_opts {
 	const char *engine;
 	uint32_t caching; /**< HR_CACHING_* */
 	/** Threads for blocking reads. Default: as many as the process may use CPUs for (affinity, cgroup
-	 * quota), at most 8. */
+	 * quota), at most 12. */
 	uint32_t readers;
 	/** Where device memory of buffers comes from. NULL: headrace's own pool. Otherwise `alloc` gives
 	 * memory of `bytes` at `align`, or NULL, and `release` takes it back. Called only on a thread that is

@@ -4,43 +4,44 @@
 #include "arith.h"
 #include "error.h"
 #include "fault.h"
+#include "os.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-void *hr__malloc(size_t bytes)
-{
-	void *block = HR__FAULT("malloc") ? NULL : malloc(bytes ? bytes : 1);
+#define LARGE_BYTES ((size_t)2 << 20)
 
+/* Large blocks are tables and texts that are written from end to end: in huge pages that costs a quarter. */
+static void *checked(void *block, size_t bytes)
+{
 	if (!block)
 		hr__fail_nomem(bytes);
+	else if (bytes >= LARGE_BYTES)
+		hr__os_wish_huge(block, bytes);
 	return block;
+}
+
+void *hr__malloc(size_t bytes)
+{
+	return checked(HR__FAULT("malloc") ? NULL : malloc(bytes ? bytes : 1), bytes);
 }
 
 void *hr__calloc(size_t n, size_t bytes)
 {
-	void *block = HR__FAULT("malloc") ? NULL : calloc(n ? n : 1, bytes ? bytes : 1);
-
-	if (!block)
-		hr__fail_nomem(n * bytes);
-	return block;
+	return checked(HR__FAULT("malloc") ? NULL : calloc(n ? n : 1, bytes ? bytes : 1), n * bytes);
 }
 
 void *hr__realloc(void *block, size_t n, size_t bytes)
 {
 	size_t total;
-	void *bigger;
 
 	if (!hr__mul_size(n, bytes, &total)) {
 		hr__fail_nomem(SIZE_MAX);
 		return NULL;
 	}
-	bigger = HR__FAULT("malloc") ? NULL : realloc(block, total ? total : 1);
-	if (!bigger)
-		hr__fail_nomem(total);
-	return bigger;
+	return checked(HR__FAULT("malloc") ? NULL : realloc(block, total ? total : 1), total);
 }
 
 char *hr__strndup(const char *text, size_t length)

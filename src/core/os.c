@@ -373,6 +373,14 @@ int hr__os_map(size_t bytes, void **out)
 	return 0;
 }
 
+void hr__os_wish_huge(void *block, size_t bytes)
+{
+	uintptr_t begin = hr__round_up((uintptr_t)block, HUGE_PAGE), end = hr__round_down((uintptr_t)block + bytes, HUGE_PAGE);
+
+	if (end > begin)
+		madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+}
+
 void hr__os_unmap(void *memory, size_t bytes)
 {
 	if (memory)

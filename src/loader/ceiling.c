@@ -23,7 +23,8 @@ struct run {
 	uint32_t kind;
 	uint64_t wanted;          /* bytes to move */
 	uint64_t block;           /* bytes of one step */
-	unsigned char *memory;    /* `block` for each thread */
+	unsigned char *memory;    /* what the pool has, or less */
+	uint64_t share;           /* of it for each thread: it goes round in that, as slots do */
 	unsigned char *from, *to; /* HR_CEILING_MEMORY */
 	uint64_t room;            /* of those */
 	_Atomic uint64_t next;    /* the next byte that nobody has taken */
@@ -59,6 +60,7 @@ static void read_blocks(struct worker *worker)
 {
 	struct run *run = worker->run;
 	bool direct = run->kind == HR_CEILING_STORAGE;
+	uint64_t round = 0;
 
 	while (!run->error) {
 		uint64_t at = atomic_fetch_add(&run->next, run->block), offset;
@@ -68,8 +70,9 @@ static void read_blocks(struct worker *worker)
 
 		if (!source)
 			return;
-		error = hr__os_pread_full(direct ? source->file.direct_fd : source->file.fd, worker->memory, (size_t)run->block,
-					  source->base + offset, &got);
+		error = hr__os_pread_full(direct ? source->file.direct_fd : source->file.fd, worker->memory + round % run->share,
+					  (size_t)run->block, source->base + offset, &got);
+		round += run->block;
 		/* A direct read at the end of the file stops at a byte that is no place to go on from; it has all there is. */
 		if (error && got == 0)
 			atomic_store(&run->error, error);
@@ -112,7 +115,7 @@ static int run_workers(struct run *run, uint32_t n)
 	if (!workers)
 		return HR_E_NOMEM;
 	for (; started < n && !error; started += !error) {
-		workers[started] = (struct worker){.run = run, .memory = run->memory + started * run->block};
+		workers[started] = (struct worker){.run = run, .memory = run->memory + started * run->share};
 		error = hr__os_thread(&workers[started].thread, "hr-ceiling", worker_main, &workers[started]);
 	}
 	for (uint32_t i = 0; i < started; i++)
@@ -195,10 +198,13 @@ static int measure_staged(struct run *run, uint32_t n_threads, struct hr_ceiling
 {
 	hr_device *device = run->loader->device;
 	struct hr__device_error error = {0};
-	uint64_t bytes = n_threads * run->block;
+	uint64_t bytes;
 	void *memory, *target = NULL;
-	int rc = hr__os_map((size_t)bytes, &memory);
+	int rc;
 
+	run->share = run->loader->pool.bytes / n_threads / run->block * run->block;
+	bytes = n_threads * run->share;
+	rc = hr__os_map((size_t)bytes, &memory);
 	if (rc)
 		return hr__fail_errno(&(struct hr__where)HR__NOWHERE, rc, "allocate memory for a measurement");
 	hr__os_touch(memory, (size_t)bytes);

@@ -55,6 +55,7 @@ static bool follows(const struct hr__copy *copy, const unsigned char *src, const
 static size_t add_slot(hr_loader *loader, const struct hr__slot *slot, size_t n, struct tally *tally)
 {
 	const struct hr_job *job = slot->job;
+	size_t own = n; /* the first of this slot's copies: slots may lie in different registrations, which no copy may cross */
 
 	for (size_t span = slot->drained; span < slot->draining_to; span++) {
 		struct hr__piece piece;
@@ -64,13 +65,13 @@ static size_t add_slot(hr_loader *loader, const struct hr__slot *slot, size_t n,
 			continue;
 		src = slot->payload + piece.at;
 		dst = job->dst[span] + piece.from;
-		if (n > 0 && follows(&loader->copies[n - 1], src, dst)) {
+		if (n > own && follows(&loader->copies[n - 1], src, dst)) {
 			loader->copies[n - 1].bytes += piece.bytes;
 			continue;
 		}
 		if (n == HR__MAX_COPIES) {
 			send(loader, n, tally);
-			n = 0;
+			n = own = 0;
 		}
 		loader->copies[n++] = (struct hr__copy){dst, src, (size_t)piece.bytes};
 	}
@@ -244,7 +245,7 @@ bool hr__loader_is_lost(const hr_loader *loader)
 {
 	const struct hr__pool *pool = &loader->pool;
 
-	return pool->n_lost == pool->n_slots || loader->n_stuck_readers == loader->n_readers ||
+	return pool->n_lost == pool->n_planned || loader->n_stuck_readers == loader->n_readers ||
 	       pool->n_lost - loader->n_stuck_readers >= HR__QUEUE_DEPTH;
 }
 
@@ -269,7 +270,7 @@ static void check_deadlines(hr_loader *loader)
 	if (loader->n_deadlines == 0)
 		return;
 	now = hr__os_now_ns();
-	for (uint32_t i = 0; i < loader->pool.n_slots; i++) {
+	for (uint32_t i = 0; i < loader->pool.n_planned; i++) {
 		struct hr__slot *slot = &loader->pool.slots[i];
 
 		if (slot->state == HR__SLOT_FILLING && slot->deadline_ns <= now) {

@@ -134,6 +134,7 @@ static void a_broken_context_is_left_alone(void **state)
 	fake.set("strict", 0);
 	bench_open(b);
 	fake.arm("async", 1, HR__CU_ILLEGAL_ADDRESS);
+	fake.set("delay_us", 50000); /* so that the copy fails after its fence was recorded, on a busy machine too */
 	queue_copy(b, 1);
 	assert_int_equal(wait_for(b, b->fence), HR_E_DEVICE);
 	assert_non_null(strstr(b->error.reason, "cuEventQuery: an illegal memory access was encountered"));
