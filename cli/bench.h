@@ -29,8 +29,9 @@ struct bench_sample {
 	uint64_t setup_ns;
 	uint64_t resident_bytes; /* VmHWM of this sample, or of the process if it cannot be reset */
 	uint64_t beyond_bytes;   /* of that, what was not there before and is not the tensors' own */
-	uint64_t device_bytes;   /* what free device memory shrank by */
-	bool is_prepared;        /* the files were proved to be cold or warm */
+	uint64_t
+		device_bytes; /* what free device memory shrank by since the start; the driver may keep what was freed */
+	bool is_prepared;     /* the files were proved to be cold or warm */
 };
 
 struct bench_series {
@@ -49,6 +50,7 @@ struct bench {
 	hr_device *device;
 	struct hr_device_info about;
 	uint64_t device_open_ns;
+	uint64_t free_bytes; /* of the device at the start; 0 on cpu */
 	struct cli_set set;
 	hr_device *prober_device; /* asks what is in the page cache */
 	hr_loader *prober;

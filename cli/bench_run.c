@@ -64,8 +64,11 @@ static int take_ceiling(struct bench *bench, const struct bench_series *series, 
 static int take_load(struct bench *bench, struct bench_series *series, struct bench_sample *sample)
 {
 	struct hr_loader_opts opts;
-	struct cli_transfer transfer = {
-		.device = bench->device, .model = bench->model, .set = &bench->set, .opts = &opts};
+	struct cli_transfer transfer = {.device = bench->device,
+					.model = bench->model,
+					.set = &bench->set,
+					.opts = &opts,
+					.free_bytes = bench->free_bytes};
 	int rc;
 
 	series_opts(bench, series, &opts);
@@ -143,13 +146,12 @@ static int run_feed(struct bench *bench, struct bench_series *series, struct fee
 static int take_feed(struct bench *bench, struct bench_series *series, struct bench_sample *sample)
 {
 	struct feeding f = {.kept = cli_alloc(bench->set.n, sizeof(*f.kept))};
-	uint64_t free_bytes = bench->about.driver ? cli_device_free(bench->device) : 0;
 	int rc = run_feed(bench, series, &f, sample);
 
-	if (free_bytes) {
+	if (bench->free_bytes) {
 		uint64_t left = cli_device_free(bench->device);
 
-		sample->device_bytes = left < free_bytes ? free_bytes - left : 0;
+		sample->device_bytes = left < bench->free_bytes ? bench->free_bytes - left : 0;
 	}
 	if (rc == CLI_INTERRUPTED)
 		rc = cli_signals_status();

@@ -147,7 +147,10 @@ static int open_device(struct bench *bench)
 		return status;
 	bench->device_open_ns = cli_now_ns() - start_ns;
 	bench->about = (struct hr_device_info)HR_DEVICE_INFO_INIT;
-	return hr_device_info(bench->device, &bench->about) ? cli_fail_last(bench->args) : 0;
+	if (hr_device_info(bench->device, &bench->about))
+		return cli_fail_last(bench->args);
+	bench->free_bytes = bench->about.driver ? bench->about.free_bytes : 0;
+	return 0;
 }
 
 static int open_model(struct bench *bench, const char *const *names, size_t n_names)

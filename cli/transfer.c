@@ -63,7 +63,7 @@ static int run_job(struct cli_transfer *t)
 
 int cli_transfer_run(struct cli_transfer *t)
 {
-	uint64_t free_bytes = is_cpu(t->device) ? 0 : cli_device_free(t->device);
+	uint64_t free_bytes = t->free_bytes ? t->free_bytes : is_cpu(t->device) ? 0 : cli_device_free(t->device);
 	uint64_t start_cpu_ns = cli_cpu_ns();
 	uint64_t start_ns = cli_now_ns();
 	int rc = hr_loader_open(t->device, t->opts, &t->loader);

@@ -83,6 +83,7 @@ struct cli_transfer {
 	const struct cli_set *set;
 	const struct hr_loader_opts *opts;
 	struct cli_progress *progress; /* or NULL */
+	uint64_t free_bytes;           /* of the device before anything was loaded; 0: asked at the start */
 	/* found */
 	hr_loader *loader;
 	hr_buffer *buffer;
