@@ -64,9 +64,6 @@ RULES = [
      "text", "finish it, or open an issue and leave it out", "/* TODO: more */", "mkstemp(\"aXXXXXX\"); /* stubborn */"),
     ("missing licence line", lambda p: True, re.compile(r"\A(?!/\* SPDX-License-Identifier: Apache-2\.0 \*/\n)"), "text",
      "begin with /* SPDX-License-Identifier: Apache-2.0 */", "int x;\n", "/* SPDX-License-Identifier: Apache-2.0 */\nint x;\n"),
-    ("line longer than 132 columns", lambda p: True, re.compile(r'^(?!.*").{100}(?=.{33})', re.MULTILINE), "columns",
-     "break it (a message may stand on one line)",
-     "\t" * 16 + "abcde", "\t" * 16 + "abcd"),
     ("space at the end of a line", lambda p: True, re.compile(r"[ \t]+$", re.MULTILINE), "text", "remove it", "int x; \n",
      "int x;\n"),
 ]
@@ -91,7 +88,7 @@ def assignments(code):
 
 
 def check(path, text, rules):
-    forms = {"code": sources.blank(text), "text": text, "columns": text.expandtabs(8)}
+    forms = {"code": sources.blank(text), "text": text}
     for name, applies, pattern, form, instead, _, _ in rules:
         if applies(path):
             for match in pattern.finditer(forms[form]):

@@ -55,7 +55,8 @@ def tap_results(text):
 
 
 def tail(text):
-    lines = text.rstrip().splitlines()
+    """The end of an output, without the lines that say that all is well."""
+    lines = [line for line in text.rstrip().splitlines() if not re.match(r"ok\b|1\.\.\d|\[\d+/\d+\] ", line)]
     cut = ["[...]"] if len(lines) > TAIL_LINES else []
     return cut + lines[-TAIL_LINES:]
 
