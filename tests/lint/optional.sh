@@ -13,6 +13,6 @@ codespell)
 		tests/unit tests/support tests/lint
 	;;
 shellcheck)
-	exec shellcheck -x tools/demo tools/check tools/setup.sh .ci/run tests/lint/*.sh
+	exec shellcheck -x tools/demo tools/check tools/fuzz tools/setup.sh .ci/run tests/lint/*.sh
 	;;
 esac
