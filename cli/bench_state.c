@@ -18,7 +18,7 @@ int bench_prober_open(struct bench *bench)
 
 	if (hr_device_open("cpu", &bench->prober_device) || hr_loader_open(bench->prober_device, &opts, &bench->prober))
 		return cli_fail_last(bench->args);
-	bench->prober_reads = cli_set_reads(&bench->set, NULL);
+	bench->prober_reads = cli_set_reads(&bench->set, 0, bench->set.n, NULL);
 	return 0;
 }
 

@@ -134,7 +134,7 @@ const struct cli_command *cli_command_find(const char *name);
 		 CLI_CHOICE,                                                                                            \
 		 0},                                                                                                    \
 	{                                                                                                               \
-		"readers", "N", "threads for blocking reads (default: usable CPUs, at most 8)", NULL,                   \
+		"readers", "N", "threads for blocking reads (default: usable CPUs, at most 12)", NULL,                   \
 			CLI_FIELD(readers), CLI_COUNT, 0                                                                \
 	}
 

@@ -47,7 +47,7 @@ static int start_block(struct stream *s, unsigned which, uint64_t offset)
 
 static int await_block(struct stream *s, unsigned which)
 {
-	int rc = cli_job_wait(s->jobs[which], NULL);
+	int rc = cli_job_wait(s->jobs[which], NULL, NULL);
 
 	if (rc == CLI_INTERRUPTED)
 		return cli_signals_status();

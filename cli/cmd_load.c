@@ -64,7 +64,7 @@ static void put_memory(const struct load *load)
 	       cli_human(b, stats->staging_bytes), load->about.driver ? ", pinned" : "");
 	printf("resident peak  %s (VmHWM, the whole process%s)\n", cli_human(a, load->resident_bytes),
 	       load->about.driver ? "" : ", the tensors included");
-	printf("device memory  %s for tensors", cli_human(a, hr_buffer_bytes(load->transfer.buffer)));
+	printf("device memory  %s for tensors", cli_human(a, load->set.buffer_bytes));
 	if (load->transfer.device_bytes)
 		printf(", %s taken in all", cli_human(b, load->transfer.device_bytes));
 	putchar('\n');
@@ -105,7 +105,7 @@ static void json_memory(struct cli_json *json, const struct load *load)
 	cli_json_u64(json, "peak_staging_bytes", t->stats.peak_staging_bytes);
 	cli_json_u64(json, "peak_pinned_bytes", load->about.driver ? t->stats.staging_bytes : 0);
 	cli_json_u64(json, "peak_resident_bytes", load->resident_bytes);
-	cli_json_u64(json, "buffer_bytes", hr_buffer_bytes(t->buffer));
+	cli_json_u64(json, "buffer_bytes", load->set.buffer_bytes);
 	cli_json_u64(json, "device_taken_bytes", t->device_bytes);
 	cli_json_end(json);
 }

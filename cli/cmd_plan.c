@@ -82,7 +82,7 @@ static int make_plan(struct plan *plan)
 	if (hr_loader_open(plan->device, &opts, &plan->loader))
 		return cli_fail_setup(plan->args);
 	plan->info = (struct hr_plan_info)HR_PLAN_INFO_INIT;
-	reads = cli_set_reads(&plan->set, NULL);
+	reads = cli_set_reads(&plan->set, 0, plan->set.n, NULL);
 	rc = hr_plan(plan->loader, plan->model, reads, plan->set.n, &plan->info);
 	cli_free(reads);
 	return rc ? cli_fail_last(plan->args) : 0;

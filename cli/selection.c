@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #define ALIGN 256
+#define PART_BYTES (UINT64_C(1) << 30)
 
 int cli_model_open(const struct cli_args *args, size_t n_names, hr_model **model)
 {
@@ -150,11 +151,22 @@ static bool is_wanted(const struct cli_args *args, const struct hr_tensor *tenso
 
 static void add_tensor(struct cli_set *set, const struct hr_tensor *tensor)
 {
+	uint64_t room = (tensor->bytes + ALIGN - 1) / ALIGN * ALIGN;
+	struct cli_part *part = set->n_parts ? &set->parts[set->n_parts - 1] : NULL;
+
+	if (!part || part->bytes >= PART_BYTES) {
+		set->parts = cli_grow(set->parts, set->n_parts + 1, sizeof(*set->parts));
+		part = &set->parts[set->n_parts++];
+		*part = (struct cli_part){.first = set->n};
+	}
 	set->tensors[set->n] = tensor->index;
 	set->sizes[set->n] = tensor->bytes;
-	set->offsets[set->n] = set->buffer_bytes;
+	set->offsets[set->n] = part->bytes;
+	set->part_of[set->n] = (uint32_t)(set->n_parts - 1);
 	set->bytes += tensor->bytes;
-	set->buffer_bytes += (tensor->bytes + ALIGN - 1) / ALIGN * ALIGN;
+	set->buffer_bytes += room;
+	part->bytes += room;
+	part->n++;
 	set->n++;
 }
 
@@ -166,6 +178,7 @@ int cli_set_new(const struct cli_args *args, hr_model *model, struct cli_set *se
 	set->tensors = cli_alloc(n, sizeof(*set->tensors));
 	set->offsets = cli_alloc(n, sizeof(*set->offsets));
 	set->sizes = cli_alloc(n, sizeof(*set->sizes));
+	set->part_of = cli_alloc(n, sizeof(*set->part_of));
 	for (uint64_t i = 0; i < n; i++) {
 		struct hr_tensor tensor = HR_TENSOR_INIT;
 
@@ -186,19 +199,21 @@ void cli_set_free(struct cli_set *set)
 	cli_free(set->tensors);
 	cli_free(set->offsets);
 	cli_free(set->sizes);
+	cli_free(set->part_of);
+	cli_free(set->parts);
 	*set = (struct cli_set){0};
 }
 
-struct hr_read *cli_set_reads(const struct cli_set *set, void *base)
+struct hr_read *cli_set_reads(const struct cli_set *set, size_t first, size_t n, void *base)
 {
-	struct hr_read *reads = cli_alloc(set->n, sizeof(*reads));
+	struct hr_read *reads = cli_alloc(n, sizeof(*reads));
 
-	for (size_t i = 0; i < set->n; i++)
+	for (size_t i = 0; i < n; i++)
 		reads[i] = (struct hr_read){
-			.tensor = set->tensors[i],
-			.length = set->sizes[i],
-			.dst = base ? (char *)base + set->offsets[i] : NULL,
-			.dst_bytes = set->sizes[i],
+			.tensor = set->tensors[first + i],
+			.length = set->sizes[first + i],
+			.dst = base ? (char *)base + set->offsets[first + i] : NULL,
+			.dst_bytes = set->sizes[first + i],
 		};
 	return reads;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the commands that move bytes share: opening by the command line, choosing tensors, one transfer into
- * one buffer, signals, progress, and measuring the process.
+ * What the commands that move bytes share: opening by the command line, choosing tensors, one transfer, signals,
+ * progress, and measuring the process.
  */
 #ifndef HR_CLI_WORK_H
 #define HR_CLI_WORK_H
@@ -19,13 +19,22 @@ int cli_model_open(const struct cli_args *args, size_t n_names, hr_model **model
 int cli_device_open(const struct cli_args *args, hr_device **device);
 void cli_loader_opts(const struct cli_args *args, struct hr_loader_opts *opts);
 
-/* Some tensors of a model, in file order, and where they go in one buffer: each at a multiple of 256 bytes, so that
+/* Tensors that share a buffer; at least one, and no more once they have 1 GiB. */
+struct cli_part {
+	size_t first, n; /* of the set's */
+	uint64_t bytes;  /* of the buffer */
+};
+
+/* Some tensors of a model, in file order, and where they go: each at a multiple of 256 bytes of its part's buffer, so that
  * neighbours in the file whose sizes are multiples of 256 are neighbours in the buffer and need one copy. */
 struct cli_set {
 	size_t n;
 	uint64_t *tensors; /* numbers in the model */
-	uint64_t *offsets; /* in the buffer */
+	uint64_t *offsets; /* in the part's buffer */
 	uint64_t *sizes;
+	uint32_t *part_of;
+	struct cli_part *parts;
+	size_t n_parts;
 	uint64_t bytes;        /* payload */
 	uint64_t buffer_bytes; /* with the gaps */
 };
@@ -33,8 +42,8 @@ struct cli_set {
 /* All tensors, or those that --only matches. 0 or an exit status (nothing matches). */
 int cli_set_new(const struct cli_args *args, hr_model *model, struct cli_set *set);
 void cli_set_free(struct cli_set *set);
-/* Reads of all of them into memory at `base`; the caller frees. */
-struct hr_read *cli_set_reads(const struct cli_set *set, void *base);
+/* Reads of tensors first .. first + n - 1 into memory at `base` (NULL: nowhere, for a plan); the caller frees. */
+struct hr_read *cli_set_reads(const struct cli_set *set, size_t first, size_t n, void *base);
 /* Whether a name matches a pattern of *, ?, [a-z], [!a-z] and \ before one of these. */
 bool cli_glob(const char *pattern, const char *name, size_t len);
 
@@ -75,7 +84,7 @@ double cli_rate(uint64_t bytes, uint64_t ns); /* GB/s, 10^9 */
 
 #define CLI_INTERRUPTED 1
 
-/* One load of a set into one buffer, set-up counted: loader, buffer, job. */
+/* One load of a set, set-up counted: loader, then a buffer and a job for each part. */
 struct cli_transfer {
 	/* given */
 	hr_device *device;
@@ -86,8 +95,9 @@ struct cli_transfer {
 	uint64_t free_bytes;           /* of the device before anything was loaded; 0: asked at the start */
 	/* found */
 	hr_loader *loader;
-	hr_buffer *buffer;
-	uint64_t setup_ns;   /* loader and buffer */
+	hr_buffer **buffers; /* one a part */
+	hr_job **jobs;       /* NULL where none is open */
+	uint64_t setup_ns;   /* until the first job has started */
 	uint64_t elapsed_ns; /* all of it */
 	uint64_t first_ns;   /* from the start, set-up counted, to the first payload at its destination */
 	uint64_t cpu_ns;
@@ -98,8 +108,9 @@ struct cli_transfer {
 /* 0, an HR_E_* code (the thread's last error has the story), or CLI_INTERRUPTED: cancelled and settled. Close in any case. */
 int cli_transfer_run(struct cli_transfer *transfer);
 void cli_transfer_close(struct cli_transfer *transfer);
-/* Waits for a job in slices, showing progress, until it settles or a signal comes (then it is cancelled and awaited). */
-int cli_job_wait(hr_job *job, struct cli_progress *progress);
+/* Waits for a job in slices, with a tick (or NULL) after each, until it settles or a signal comes: then it is cancelled and
+ * awaited, and the answer is CLI_INTERRUPTED. */
+int cli_job_wait(hr_job *job, void (*tick)(void *ctx), void *ctx);
 uint64_t cli_device_free(hr_device *device); /* 0: not known */
 
 /* ---- verify.c ---- */
