@@ -184,17 +184,26 @@ static size_t wait_arrived(struct hr_feed *feed)
 	return span;
 }
 
-/* The feed's failure, told once with what was handed out before, and the same code ever after. */
+static struct hr__where where_of(const struct hr__error_record *record)
+{
+	return (struct hr__where){record->stage, record->path, record->tensor, HR_STRLEN, record->error.offset, record->error.system};
+}
+
+/* The feed's failure, now and whenever it is asked again. Of a change of the file it says how many tensors went out before anybody
+ * could know. */
 static int tell_failure(struct hr_feed *feed)
 {
-	struct hr_job *job = feed->job;
-	int rc;
+	struct hr__error_record record;
+	struct hr__where where;
+	int rc = hr__job_result(feed->job);
 
-	pthread_mutex_lock(&job->loader->lock);
-	rc = hr__error_restore(&job->error);
-	pthread_mutex_unlock(&job->loader->lock);
 	feed->is_over = true;
-	return rc;
+	if (rc != HR_E_CHANGED)
+		return rc;
+	hr__error_save(&record);
+	where = where_of(&record);
+	return hr__fail_at(&where, rc, "%s; %zu tensors were handed out before this was seen, do not trust those of this file",
+			   record.message, feed->next);
 }
 
 /* What this thread's last error tells becomes the feed's failure: nothing more is read or handed out. */
@@ -205,32 +214,26 @@ static int fail_feed(struct hr_feed *feed, int code)
 	struct hr__where where;
 
 	hr__error_save(&record);
-	where = (struct hr__where){record.stage, record.path, record.tensor, HR_STRLEN, record.error.offset, record.error.system};
+	where = where_of(&record);
 	pthread_mutex_lock(&job->loader->lock);
 	hr__job_fail(job, code, &where, "%s", record.message);
 	pthread_mutex_unlock(&job->loader->lock);
 	return tell_failure(feed);
 }
 
-/* A change of the file condemns what is at hand; the message says how many went out before anybody could know. */
+/* A change of the file condemns what is at hand. */
 static int check_before_handing_out(struct hr_feed *feed)
 {
 	struct hr_job *job = feed->job;
-	const struct hr__source *source = hr__model_source(job->model, job->spans[feed->next].source);
-	struct hr__error_record record;
-	struct hr__where where;
-	int rc = hr__source_check(source);
+	int rc = hr__source_check(hr__model_source(job->model, job->spans[feed->next].source));
+	const char *name;
+	size_t length;
 
 	if (!rc)
 		return 0;
-	hr__error_save(&record);
-	where = (struct hr__where){.stage = "read", .path = source->path, .offset = HR_NO_OFFSET};
-	where.tensor = hr__model_tensor_name(job->model, job->tensors[feed->next], &where.tensor_len);
-	pthread_mutex_lock(&job->loader->lock);
-	hr__job_fail(job, rc, &where, "%s; %zu tensors were handed out before this was seen, do not trust those of this file",
-		     record.message, feed->next);
-	pthread_mutex_unlock(&job->loader->lock);
-	return tell_failure(feed);
+	name = hr__model_tensor_name(job->model, job->tensors[feed->next], &length);
+	hr__error_locate("read", NULL, name, length);
+	return fail_feed(feed, rc);
 }
 
 static int signal_consumer(struct hr_job *job)

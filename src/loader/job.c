@@ -368,6 +368,12 @@ static int check_files(const struct hr_job *job)
 	return 0;
 }
 
+/* Under the lock: whether a look at the files may change the result. A file that ended early was most likely truncated. */
+static bool may_be_of_change(const struct hr_job *job)
+{
+	return !job->is_checked && (!job->code || job->code == HR_E_SHORT);
+}
+
 int hr__job_result(struct hr_job *job)
 {
 	hr_loader *loader = job->loader;
@@ -376,20 +382,24 @@ int hr__job_result(struct hr_job *job)
 	int rc = 0, code;
 
 	pthread_mutex_lock(&loader->lock);
-	must_check = !job->code && !job->is_checked;
+	must_check = may_be_of_change(job);
 	pthread_mutex_unlock(&loader->lock);
 	if (must_check)
 		rc = check_files(job);
 	pthread_mutex_lock(&loader->lock);
-	if (must_check && rc && !job->code) {
+	if (rc && may_be_of_change(job)) {
+		if (job->code)
+			hr__error_locate("read", NULL, job->error.tensor, HR_STRLEN);
 		hr__error_save(&job->error);
 		job->code = rc;
 	}
 	job->is_checked = true;
 	code = job->code;
+	if (code)
+		hr__error_restore(&job->error);
 	pthread_mutex_unlock(&loader->lock);
 	if (code)
-		return hr__error_restore(&job->error);
+		return code;
 	if (job->signal_stream) {
 		rc = loader->device->ops->signal(loader->device, job->signal_stream, &error);
 		if (rc)
