@@ -192,7 +192,7 @@ static bool drain_full(hr_loader *loader, struct fences *fences)
 	count_batch(loader, &batch, &tally);
 	if (tally.code) {
 		finish_batch(loader, &batch, tally.code, &tally.error);
-		return true;
+		batch = (struct hr__slot_list){0}; /* its fence was waited for; a number is never used twice */
 	}
 	fences->slots[fences->next % HR__MAX_FENCES] = batch;
 	fences->next++;
