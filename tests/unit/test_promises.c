@@ -221,7 +221,7 @@ static void beside_one_another(const char *device, const char *engine)
 {
 	struct hr_tensor t = HR_TENSOR_INIT;
 	struct { const unsigned char *from, *to; } ranges[80];
-	hr_buffer *buffers[80];
+	hr_buffer *buffers[81]; /* the last for the end */
 	size_t n = 0;
 	struct bed bed;
 	hr_feed *feed;
