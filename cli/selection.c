@@ -213,7 +213,7 @@ struct hr_read *cli_set_reads(const struct cli_set *set, size_t first, size_t n,
 			.tensor = set->tensors[first + i],
 			.length = set->sizes[first + i],
 			.dst = base ? (char *)base + set->offsets[first + i] : NULL,
-			.dst_bytes = set->sizes[first + i],
+			.dst_bytes = set->parts[set->part_of[first + i]].bytes - set->offsets[first + i],
 		};
 	return reads;
 }

@@ -380,7 +380,9 @@ struct hr_read {
 	uint64_t offset;    /**< first byte, counted from the tensor's first */
 	uint64_t length;    /**< bytes; UINT64_MAX = to the tensor's end */
 	void *dst;          /**< memory of the loader's device; any alignment */
-	uint64_t dst_bytes; /**< room there: at least `length` */
+	/** Room from `dst` to the end of its allocation: at least `length`. If it reaches over the destinations of the
+	 * next tensors, neighbours that lie in memory as they lie in the file are copied in one go. */
+	uint64_t dst_bytes;
 };
 
 /** How to run a job. */

@@ -17,6 +17,7 @@
 
 #define MAX_BATCHES 2 /* in flight: one runs, one waits behind it; what fills meanwhile makes the next one larger */
 #define POLL_NS ((uint64_t)20 * 1000)
+#define MAX_FAILURES 50 /* of one call in a row, before a driver counts as gone for good */
 #define DEADLINE_TICK_NS ((uint64_t)5 * 1000000)
 #define REAP_TICK_NS ((uint64_t)250 * 1000000)
 
@@ -51,29 +52,33 @@ static bool follows(const struct hr__copy *copy, const unsigned char *src, const
 	return (const unsigned char *)copy->src + copy->bytes == src && (unsigned char *)copy->dst + copy->bytes == dst;
 }
 
-/* Adds a slot's pieces to the copies of the batch, which hold n so far; answers how many they hold now. */
+/* Adds a slot's pieces to the copies of the batch, which hold n so far; answers how many they hold now. Pieces become one copy
+ * within one slot and one allocation: no copy may cross from one registration or allocation into the next, even where the
+ * addresses go on. */
 static size_t add_slot(hr_loader *loader, const struct hr__slot *slot, size_t n, struct tally *tally)
 {
 	const struct hr_job *job = slot->job;
-	size_t own = n; /* the first of this slot's copies: slots may lie in different registrations, which no copy may cross */
+	const unsigned char *end = NULL; /* of the allocation that the last copy goes to; NULL: it is another slot's */
 
 	for (size_t span = slot->drained; span < slot->draining_to; span++) {
+		const struct hr__target *target = &job->targets[span];
 		struct hr__piece piece;
 		unsigned char *src, *dst;
 
 		if (!hr__chunk_piece(&job->plan, &slot->chunk, span, &piece))
 			continue;
 		src = slot->payload + piece.at;
-		dst = job->dst[span] + piece.from;
-		if (n > own && follows(&loader->copies[n - 1], src, dst)) {
+		dst = target->at + piece.from;
+		if (end && dst + piece.bytes <= end && follows(&loader->copies[n - 1], src, dst)) {
 			loader->copies[n - 1].bytes += piece.bytes;
 			continue;
 		}
 		if (n == HR__MAX_COPIES) {
 			send(loader, n, tally);
-			n = own = 0;
+			n = 0;
 		}
 		loader->copies[n++] = (struct hr__copy){dst, src, (size_t)piece.bytes};
+		end = target->at + target->room;
 	}
 	return n;
 }
@@ -88,16 +93,35 @@ static void apply_mark(hr_loader *loader, struct hr_job *job, struct tally *tall
 	job->mark = NULL;
 }
 
-/* Part of a batch that failed may be in flight. A driver that will still fence says when it is over; one that will not has failed
- * for good, and by its own rules touches nothing any more. */
+/* Waits until the copies before a fence are over. A question that fails says nothing about them, so it is asked again; a driver that
+ * goes on failing has failed for good, and by its own rules touches nothing any more. */
+static void wait_for_fence(hr_loader *loader, uint64_t fence)
+{
+	struct hr__device_error ignored;
+	int n_failures = 0;
+
+	while (n_failures < MAX_FAILURES) {
+		int done = loader->device->ops->fence_done(loader->lane, fence, &ignored);
+
+		if (done > 0)
+			return;
+		n_failures += done < 0;
+		hr__os_sleep_ns(POLL_NS);
+	}
+}
+
+/* Part of a batch that failed may be in flight. */
 static void quiesce(hr_loader *loader, uint64_t fence)
 {
 	struct hr__device_error ignored;
 
-	if (loader->device->ops->fence(loader->lane, fence, &ignored))
-		return;
-	while (loader->device->ops->fence_done(loader->lane, fence, &ignored) == 0)
+	for (int i = 0; i < MAX_FAILURES; i++) {
+		if (loader->device->ops->fence(loader->lane, fence, &ignored) == 0) {
+			wait_for_fence(loader, fence);
+			return;
+		}
 		hr__os_sleep_ns(POLL_NS);
+	}
 }
 
 static void send_batch(hr_loader *loader, struct hr__slot_list *batch, uint64_t fence, struct tally *tally)
@@ -210,6 +234,8 @@ static bool settle_fences(hr_loader *loader, struct fences *fences)
 
 		pthread_mutex_unlock(&loader->lock);
 		done = loader->device->ops->fence_done(loader->lane, fences->first, &error);
+		if (done < 0)
+			wait_for_fence(loader, fences->first);
 		pthread_mutex_lock(&loader->lock);
 		if (done == 0)
 			break;

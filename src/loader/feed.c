@@ -156,8 +156,11 @@ static int bind_next(struct hr_feed *feed)
 		return rc;
 	}
 	pthread_mutex_lock(&job->loader->lock);
-	for (size_t i = 0; i < n; i++)
-		job->dst[feed->next + i] = hr_buffer_data(feed->bound[i]);
+	at = 0;
+	for (size_t i = 0; i < n; i++) {
+		job->targets[feed->next + i] = (struct hr__target){hr_buffer_data(feed->bound[i]), bytes - at};
+		at += hr__round_up(job->spans[feed->next + i].bytes, MEMBER_ALIGN);
+	}
 	job->n_bound = feed->next + n;
 	unpark(job);
 	hr__wake_readers(job->loader, job->loader->n_readers);

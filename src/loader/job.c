@@ -51,7 +51,7 @@ static int take_read(struct hr_job *job, const struct hr__job_request *request, 
 		return fail_read_request(model, read, i, HR_E_SPACE, "the destination is too small");
 	job->spans[i] = (struct hr__span){extent.offset + read->offset, length, extent.source};
 	job->tensors[i] = read->tensor;
-	job->dst[i] = read->dst;
+	job->targets[i] = (struct hr__target){read->dst, read->dst_bytes};
 	job->total_bytes += length;
 	return 0;
 }
@@ -70,7 +70,7 @@ static int compare_spans(const struct hr__span *x, const struct hr__span *y)
 /* One read with all that belongs to it, for sorting. */
 struct wanted {
 	struct hr__span span;
-	unsigned char *dst;
+	struct hr__target target;
 	uint64_t tensor;
 };
 
@@ -92,11 +92,11 @@ static int sort_reads(struct hr_job *job, size_t n)
 	if (!wanted)
 		return HR_E_NOMEM;
 	for (i = 0; i < n; i++)
-		wanted[i] = (struct wanted){job->spans[i], job->dst[i], job->tensors[i]};
+		wanted[i] = (struct wanted){job->spans[i], job->targets[i], job->tensors[i]};
 	qsort(wanted, n, sizeof(*wanted), compare_wanted);
 	for (i = 0; i < n; i++) {
 		job->spans[i] = wanted[i].span;
-		job->dst[i] = wanted[i].dst;
+		job->targets[i] = wanted[i].target;
 		job->tensors[i] = wanted[i].tensor;
 	}
 	hr__free(wanted);
@@ -111,9 +111,9 @@ static int take_reads(struct hr_job *job, const struct hr__job_request *request)
 
 	job->spans = hr__calloc(n, sizeof(*job->spans));
 	job->tensors = hr__calloc(n, sizeof(*job->tensors));
-	job->dst = hr__calloc(n, sizeof(*job->dst));
+	job->targets = hr__calloc(n, sizeof(*job->targets));
 	job->left = request->is_feed ? hr__calloc(n, sizeof(*job->left)) : NULL;
-	if (!job->spans || !job->tensors || !job->dst || (request->is_feed && !job->left))
+	if (!job->spans || !job->tensors || !job->targets || (request->is_feed && !job->left))
 		return HR_E_NOMEM;
 	for (size_t i = 0; i < n && !rc; i++)
 		rc = take_read(job, request, i);
@@ -135,7 +135,7 @@ void hr__job_free(struct hr_job *job)
 	pthread_cond_destroy(&job->changed);
 	hr__free(job->spans);
 	hr__free(job->tensors);
-	hr__free(job->dst);
+	hr__free(job->targets);
 	hr__free(job->left);
 	hr_model_close(job->model);
 	hr__loader_unref(job->loader);

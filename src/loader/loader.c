@@ -30,8 +30,8 @@ static int check_sizes(struct hr_loader_opts *opts)
 {
 	if (!opts->staging_bytes)
 		opts->staging_bytes = DEFAULT_STAGING_BYTES;
-	if (!opts->slot_bytes) { /* at least 16 slots, if they can be had */
-		opts->slot_bytes = hr__min_u64(DEFAULT_SLOT_BYTES, opts->staging_bytes / 16 / SLOT_UNIT * SLOT_UNIT);
+	if (!opts->slot_bytes) { /* at least 32 slots, if they can be had: readers and copies each hold a dozen */
+		opts->slot_bytes = hr__min_u64(DEFAULT_SLOT_BYTES, opts->staging_bytes / 32 / SLOT_UNIT * SLOT_UNIT);
 		opts->slot_bytes = hr__max_u64(opts->slot_bytes, HR_MIN_SLOT_BYTES);
 	}
 	if (opts->staging_bytes < HR_MIN_STAGING_BYTES || opts->staging_bytes > MAX_STAGING_BYTES)

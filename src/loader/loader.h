@@ -129,6 +129,13 @@ int hr__buffer_new(struct hr__block *block, uint64_t offset, uint64_t bytes, hr_
 
 /* ---- jobs (job.c) ---- */
 
+/* Where a span goes. `room` counts from `at` to the end of the allocation, as far as the caller said: copies of neighbours are made
+ * one only inside it, since a driver refuses a copy that crosses from one allocation into the next. */
+struct hr__target {
+	unsigned char *at;
+	uint64_t room;
+};
+
 /* What is counted; a job's are added to its loader's when they change. All guarded by lock. */
 struct hr__counts {
 	uint64_t done_bytes, read_bytes, n_chunks, n_copies, n_batches;
@@ -154,7 +161,7 @@ struct hr_job {
 	uint64_t started_ns;
 
 	/* Guarded by lock. */
-	unsigned char **dst;      /* of a span; known for spans below n_bound */
+	struct hr__target *targets; /* of a span; known for spans below n_bound */
 	uint64_t *left;           /* feed: bytes of a span that have not arrived; job: NULL */
 	size_t n_bound;
 	struct hr__cursor cursor;

@@ -122,7 +122,7 @@ static void aim_straight(struct hr__reader *reader, struct hr__slot *slot)
 			continue;
 		if (piece.at > at)
 			reader->iov[n++] = (struct iovec){slot->memory, (size_t)(piece.at - at)};
-		reader->iov[n++] = (struct iovec){job->dst[span] + piece.from, (size_t)piece.bytes};
+		reader->iov[n++] = (struct iovec){job->targets[span].at + piece.from, (size_t)piece.bytes};
 		at = piece.at + piece.bytes;
 	}
 	slot->io.staged = false;

@@ -47,6 +47,7 @@ struct fake_block {
 	char *backing;
 	struct fake_context *context;
 	bool is_ready; /* its allocation has happened in its stream's order */
+	bool is_packed; /* its address lies wall to wall with others' */
 	bool is_freed; /* somebody asked for that: no new copies */
 	bool is_gone;  /* and it has happened */
 	bool of_pool;

@@ -9,6 +9,9 @@
 #define PAGE       ((size_t)4096)
 #define MAX_BLOCKS ((size_t)1 << 20)
 #define KEEP_FREED 512 /* freed blocks whose addresses are not used again yet */
+#define SLAB_BYTES ((size_t)64 << 20)
+#define PACKED_BELOW ((size_t)4 << 20)
+#define PACKED_ALIGN ((size_t)512)
 
 static struct fake_block *blocks[MAX_BLOCKS]; /* by address */
 static size_t n_blocks, n_gone;
@@ -35,23 +38,47 @@ static size_t upper(uint64_t address)
 	return low;
 }
 
+/* Addresses that the CPU may not touch, with a page before and after that nothing may. */
+static char *reserve(size_t bytes)
+{
+	char *seen = mmap(NULL, padded(bytes) + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (seen == MAP_FAILED)
+		abort();
+	return seen + PAGE;
+}
+
+/* Small blocks lie wall to wall, as a driver's pool gives them: a copy that runs from one into the next is an error that only
+ * their limits show. */
+static char *pack(size_t bytes)
+{
+	static char *slab, *slab_end;
+	char *address;
+
+	if (!slab || (size_t)(slab_end - slab) < bytes + PACKED_ALIGN) {
+		slab = reserve(SLAB_BYTES);
+		slab_end = slab + SLAB_BYTES;
+	}
+	address = slab;
+	slab += (bytes + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
+	return address;
+}
+
 struct fake_block *fake_block_new(struct fake_context *context, size_t bytes)
 {
 	uint64_t limit = (uint64_t)fake_settings.memory_mib << 20;
 	struct fake_block *block;
 	size_t at;
-	char *seen;
 
 	if (bytes > limit || context->used_bytes + bytes > limit || n_blocks == MAX_BLOCKS)
 		return NULL;
 	block = fake_alloc(sizeof(*block));
-	/* A page before and after that nothing may touch, and neither may the CPU what is between. */
-	seen = mmap(NULL, padded(bytes) + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	block->is_packed = bytes < PACKED_BELOW;
+	block->address = (uint64_t)(uintptr_t)(block->is_packed ? pack(bytes) : reserve(bytes));
 	block->backing = mmap(NULL, padded(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (seen == MAP_FAILED || block->backing == MAP_FAILED)
+	if (block->backing == MAP_FAILED)
 		abort();
 	memset(block->backing, FAKE_POISON, padded(bytes));
-	block->address = (uint64_t)(uintptr_t)(seen + PAGE);
 	block->bytes = bytes;
 	block->context = context;
 	context->used_bytes += bytes;
@@ -83,7 +110,8 @@ static void forget_some(void)
 		struct fake_block *block = blocks[i];
 
 		if (block->is_gone && block->n_pending == 0 && n_gone > KEEP_FREED / 2) {
-			munmap((void *)(uintptr_t)(block->address - PAGE), padded(block->bytes) + 2 * PAGE);
+			if (!block->is_packed)
+				munmap((void *)(uintptr_t)(block->address - PAGE), padded(block->bytes) + 2 * PAGE);
 			free(block);
 			n_gone--;
 		} else {
