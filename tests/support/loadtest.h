@@ -20,7 +20,7 @@ struct bed {
 };
 
 /* Writes two shards with `n_tensors` tensors of 0 to `max_bytes` bytes, most of them odd and some of them empty, and opens them as one
- * model. The files' times are set back, so that a change right afterwards shows on any clock. */
+ * model. The files' times are set back. */
 void bed_open(struct bed *bed, uint64_t seed, size_t n_tensors, uint64_t max_bytes);
 /* The same in a directory that is there already ("/dev/shm/..."). Takes `dir` over. */
 void bed_open_in(struct bed *bed, char *dir, uint64_t seed, size_t n_tensors, uint64_t max_bytes);
@@ -30,6 +30,9 @@ void bed_open_model(struct bed *bed, const char *name);
 void bed_load(struct bed *bed, const char *device, const struct hr_loader_opts *opts);
 /* Closes what is open, in that order, and removes the files. */
 void bed_close(struct bed *bed);
+
+/* Sets a file's times back, so that a change right afterwards shows on any clock. */
+void set_time_back(const char *path);
 
 /* The bytes of a tensor by a plain read, to be freed; NULL if that failed. */
 unsigned char *plain_read(const hr_model *model, const struct hr_tensor *tensor);
