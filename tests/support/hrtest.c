@@ -2,7 +2,48 @@
 #include "hrtest.h"
 
 #include <ftw.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+/* Sends stdout through sed. Gives its process, or -1; *saved is the real stdout. */
+static pid_t start_filter(int *saved)
+{
+	int ends[2];
+	pid_t child;
+
+	fflush(stdout);
+	*saved = dup(STDOUT_FILENO);
+	if (*saved < 0 || pipe(ends))
+		return -1;
+	child = fork();
+	if (child == 0) {
+		dup2(ends[0], STDIN_FILENO);
+		close(ends[0]);
+		close(ends[1]);
+		execlp("sed", "sed", "-u", "s/^not ok \\(.*# SKIP\\)/ok \\1/", (char *)NULL);
+		_exit(127);
+	}
+	if (child > 0)
+		dup2(ends[1], STDOUT_FILENO);
+	close(ends[0]);
+	close(ends[1]);
+	return child;
+}
+
+int run_group(const char *name, const struct CMUnitTest *tests, size_t n, CMFixtureFunction setup, CMFixtureFunction teardown)
+{
+	int saved, status, failures;
+	pid_t filter = start_filter(&saved);
+
+	failures = _cmocka_run_group_tests(name, tests, n, setup, teardown);
+	fflush(stdout);
+	if (filter > 0) {
+		dup2(saved, STDOUT_FILENO);
+		waitpid(filter, &status, 0);
+	}
+	close(saved);
+	return failures;
+}
 
 char *make_temp_dir(void)
 {
