@@ -132,7 +132,7 @@ static void block_stream(struct bench *b)
 	assert_int_equal(driver.launch(b->stream, block, b), 0);
 }
 
-static void queue_copy(struct bench *b, uint64_t seed)
+static inline void queue_copy(struct bench *b, uint64_t seed)
 {
 	size_t n_calls;
 
@@ -141,7 +141,7 @@ static void queue_copy(struct bench *b, uint64_t seed)
 	assert_device(b->ops->fence(b->lane, ++b->fence, &b->error));
 }
 
-static int wait_for(struct bench *b, uint64_t fence)
+static inline int wait_for(struct bench *b, uint64_t fence)
 {
 	int done = 0;
 
@@ -153,7 +153,7 @@ static int wait_for(struct bench *b, uint64_t fence)
 	return done;
 }
 
-static bool holds_pattern(struct bench *b, uint64_t seed)
+static inline bool holds_pattern(struct bench *b, uint64_t seed)
 {
 	static char got[BYTES], wanted[BYTES];
 
