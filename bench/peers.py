@@ -319,4 +319,8 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted; finished sections are in the file of --out", file=sys.stderr)
+        sys.exit(130)

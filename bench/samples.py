@@ -228,5 +228,5 @@ class Runner:
         except subprocess.TimeoutExpired:
             return {"error": "took too long"}
         except Failed as error:
-            return {"error": str(error).replace(folder, "MODEL")}
+            return {"error": str(error).replace(folder, "MODEL").replace(os.getcwd(), ".")}
         return sample
