@@ -73,7 +73,7 @@ int hr__os_resident(const struct hr__file *file, uint64_t offset, uint64_t bytes
 int hr__os_map(size_t bytes, void **out);
 void hr__os_unmap(void *memory, size_t bytes);
 /* Makes the pages exist, for the part of staging memory that one thread sets up. */
-int hr__os_touch(void *memory, size_t bytes);
+void hr__os_touch(void *memory, size_t bytes);
 /* Asks for huge pages where the block holds whole ones. */
 void hr__os_wish_huge(void *block, size_t bytes);
 size_t hr__os_page_bytes(void);

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The drainer: the one thread that copies. It takes all slots that are full, sends the pieces that have a destination in one batch,
- * and sets one fence behind it. Pieces that follow one another both in the slot and at the destination become one copy, so that
+ * The drainer: the one thread that copies. It takes slots that are full, sends the pieces that have a destination in one batch, and
+ * sets one fence behind it. Pieces that follow one another both in the slot and at the destination become one copy, so that
  * tensors which lie in memory as they lie in the file cost one copy a slot, however many they are.
  *
  * A slot may be drained in several steps (a feed's destinations come late); it has one fence outstanding at most, so a batch is
  * simply a list of slots. While copies are in flight the drainer looks at the oldest fence about every 20 microseconds, half the
  * time that a slot takes on a fast link; otherwise it sleeps.
+ *
+ * A batch holds at most a sixteenth of the pool and four are in flight at most: so copies queue up on the link, which then never
+ * waits for us, and slots come back in small portions, so that readers do not wait all at once and wake all at once.
  *
  * It is also the clock: reads that miss their deadline are found here.
  */
@@ -15,7 +18,6 @@
 #include "core/arith.h"
 #include "core/mem.h"
 
-#define MAX_BATCHES 2 /* in flight: one runs, one waits behind it; what fills meanwhile makes the next one larger */
 #define POLL_NS ((uint64_t)20 * 1000)
 #define MAX_FAILURES 50 /* of one call in a row, before a driver counts as gone for good */
 #define DEADLINE_TICK_NS ((uint64_t)5 * 1000000)
@@ -142,13 +144,17 @@ static void send_batch(hr_loader *loader, struct hr__slot_list *batch, uint64_t 
 
 /* ---- under the lock ---- */
 
-/* Full slots whose job goes on, each marked with how far it can be drained now. */
+/* Full slots whose job goes on, as many as one batch takes, each marked with how far it can be drained now. */
 static void collect(hr_loader *loader, struct hr__slot_list *batch)
 {
-	struct hr__slot *slot;
+	uint32_t room = loader->pool.n_slots / 16 ? loader->pool.n_slots / 16 : 1;
 
 	*batch = (struct hr__slot_list){0};
-	for (slot = hr__slot_pop(&loader->full_slots); slot; slot = hr__slot_pop(&loader->full_slots)) {
+	while (room > 0) {
+		struct hr__slot *slot = hr__slot_pop(&loader->full_slots);
+
+		if (!slot)
+			break;
 		if (slot->job->code) {
 			hr__slot_land(loader, slot);
 			continue;
@@ -156,6 +162,7 @@ static void collect(hr_loader *loader, struct hr__slot_list *batch)
 		slot->draining_to = slot->chunk.last + 1 < slot->job->n_bound ? slot->chunk.last + 1 : slot->job->n_bound;
 		hr__pool_move(&loader->pool, slot, HR__SLOT_DRAINING);
 		hr__slot_push(batch, slot);
+		room--;
 	}
 }
 
@@ -199,13 +206,13 @@ static void count_batch(hr_loader *loader, const struct hr__slot_list *batch, co
 	job->counts.n_batches += tally->n_batches;
 }
 
-/* Takes all full slots and sends them. Takes and gives the lock back in between. True if there was something to send. */
+/* Sends a batch of full slots. Takes and gives the lock back in between. True if there was something to send. */
 static bool drain_full(hr_loader *loader, struct fences *fences)
 {
 	struct hr__slot_list batch;
 	struct tally tally;
 
-	if (!loader->full_slots.head || fences->next - fences->first == MAX_BATCHES)
+	if (!loader->full_slots.head || fences->next - fences->first == HR__MAX_BATCHES)
 		return false;
 	collect(loader, &batch);
 	if (!batch.head)
@@ -271,7 +278,7 @@ bool hr__loader_is_lost(const hr_loader *loader)
 {
 	const struct hr__pool *pool = &loader->pool;
 
-	return pool->n_lost == pool->n_planned || loader->n_stuck_readers == loader->n_readers ||
+	return pool->n_lost == pool->n_slots || loader->n_stuck_readers == loader->n_readers ||
 	       pool->n_lost - loader->n_stuck_readers >= HR__QUEUE_DEPTH;
 }
 
@@ -296,7 +303,7 @@ static void check_deadlines(hr_loader *loader)
 	if (loader->n_deadlines == 0)
 		return;
 	now = hr__os_now_ns();
-	for (uint32_t i = 0; i < loader->pool.n_planned; i++) {
+	for (uint32_t i = 0; i < loader->pool.n_slots; i++) {
 		struct hr__slot *slot = &loader->pool.slots[i];
 
 		if (slot->state == HR__SLOT_FILLING && slot->deadline_ns <= now) {
@@ -363,7 +370,7 @@ void *hr__drainer_main(void *arg)
 		busy |= settle_fences(loader, &fences);
 		check_deadlines(loader);
 		reap(loader);
-		if (busy || (loader->full_slots.head && fences.next - fences.first < MAX_BATCHES))
+		if (busy || (loader->full_slots.head && fences.next - fences.first < HR__MAX_BATCHES))
 			continue;
 		if (loader->stop && fences.first == fences.next)
 			break;

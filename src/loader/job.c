@@ -237,9 +237,6 @@ void hr__job_run(struct hr_job *job)
 	list_job(loader, job);
 	if (loader->is_closing || loader->is_closed)
 		hr__job_fail(job, HR_E_CANCELLED, NULL, "the loader is being closed");
-	else if (loader->share_code)
-		hr__job_fail(job, loader->share_code, NULL, "%s: cannot register the staging memory: %s", loader->device->spec,
-			     loader->share_error.reason);
 	else if (hr__loader_is_lost(loader))
 		hr__job_fail(job, HR_E_LOST, NULL,
 			     "no staging memory is left: earlier reads never came back; open a new loader, and look at the storage");

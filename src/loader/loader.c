@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Opening and closing a loader. The order of opening is the order in which things depend on one another: heap, pool, engines,
- * readers (which bring the pool's memory into being, each its share), drainer; closing is the same backwards.
+ * readers (which make the pool's pages exist), registration with the device, drainer; closing is the same backwards.
  */
 #include "loader.h"
 
@@ -147,26 +147,23 @@ static int start_readers(hr_loader *loader)
 			started++;
 		}
 	}
-	/* Two slots are enough to go on with; the rest of the pool comes while the caller does other things. */
 	pthread_mutex_lock(&loader->lock);
-	while (!rc && loader->n_shares < started && loader->pool.n_slots < 2 && !loader->share_code)
+	while (loader->n_touched < started)
 		pthread_cond_wait(&loader->idle, &loader->lock);
-	if (!rc && loader->share_code)
-		rc = hr__device_fail(loader->device, loader->share_code, "cannot register the staging memory", &loader->share_error);
 	pthread_mutex_unlock(&loader->lock);
 	return rc;
 }
 
-void hr__loader_break(hr_loader *loader, int code, const struct hr__device_error *error)
+/* One registration for the whole pool: a dozen would queue for the driver's lock, and copies could not go from one to the next. */
+static int pin_pool(hr_loader *loader)
 {
-	loader->share_code = code;
-	loader->share_error = *error;
-	for (uint32_t n = loader->n_jobs; n > 0 && loader->jobs; n--) { /* a job that settles leaves the ring */
-		struct hr_job *job = loader->jobs;
+	struct hr__device_error error = {0};
+	int rc = loader->device->ops->pin(loader->device, loader->pool.memory, (size_t)loader->pool.bytes, &error);
 
-		loader->jobs = job->next;
-		hr__job_fail(job, code, NULL, "%s: cannot register the staging memory: %s", loader->device->spec, error->reason);
-	}
+	if (rc)
+		return hr__device_fail(loader->device, rc, "cannot register the staging memory", &error);
+	loader->is_pinned = true;
+	return 0;
 }
 
 static int start_drainer(hr_loader *loader)
@@ -233,9 +230,8 @@ static void tear_down(hr_loader *loader)
 		loader->blocking->close(loader->blocking_state);
 	hr__free(loader->queued_state);
 	hr__free(loader->blocking_state);
-	for (uint32_t i = 0; i < loader->n_readers && loader->readers; i++)
-		if (loader->readers[i].pinned)
-			loader->device->ops->unpin(loader->device, loader->readers[i].pinned, &ignored);
+	if (loader->is_pinned)
+		loader->device->ops->unpin(loader->device, loader->pool.memory, &ignored);
 	hr__pool_close(&loader->pool);
 	hr__free(loader->readers);
 	hr__free(loader->copies);
@@ -343,6 +339,8 @@ static int set_up(hr_loader *loader, const struct hr_loader_opts *opts)
 		rc = open_engines(loader, opts->engine);
 	if (!rc)
 		rc = start_readers(loader);
+	if (!rc)
+		rc = pin_pool(loader);
 	if (!rc)
 		rc = start_drainer(loader);
 	if (!rc)

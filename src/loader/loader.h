@@ -36,6 +36,7 @@
 #include <stdatomic.h>
 
 #define HR__MAX_READERS 64
+#define HR__MAX_BATCHES 4   /* of copies in flight; see drainer.c */
 #define HR__QUEUE_DEPTH 32 /* reads of the queued engine in flight at most */
 #define HR__MAX_GAP_BYTES ((uint64_t)64 << 10)
 #define HR__MAX_COPIES 4096 /* in one call to the device */
@@ -79,16 +80,14 @@ struct hr__pool {
 	struct hr__slot *free; /* last in, first out: what was used last is in the CPU's cache; guarded by lock */
 	uint64_t slot_bytes;
 	uint64_t bytes;
-	uint32_t n_planned;               /* slots that there will be */
-	uint32_t n_slots, n_free, n_lost; /* that there are, and of them; guarded by lock */
+	uint32_t n_slots, n_free, n_lost; /* counts guarded by lock */
 	uint32_t n_peak; /* in use at once, when one was full: reads straight into destinations do not count; guarded by lock */
 	uint32_t reserve; /* slots that look-ahead leaves free for chunks somebody waits for */
 };
 
-int hr__pool_open(struct hr__pool *pool, uint64_t staging_bytes, uint64_t slot_bytes); /* with no slots as yet */
+int hr__pool_open(struct hr__pool *pool, uint64_t staging_bytes, uint64_t slot_bytes);
 void hr__pool_close(struct hr__pool *pool);
 /* All under the lock. */
-void hr__pool_add(struct hr__pool *pool, uint32_t first, uint32_t n); /* planned slots that can be used from now on */
 struct hr__slot *hr__pool_take(struct hr__pool *pool); /* free -> filling; NULL if there is none */
 void hr__pool_move(struct hr__pool *pool, struct hr__slot *slot, enum hr__slot_state to);
 void hr__slot_push(struct hr__slot_list *list, struct hr__slot *slot);
@@ -225,8 +224,7 @@ uint32_t hr__choose_align(const hr_model *model, uint64_t slot_bytes);
 struct hr__reader {
 	struct hr_loader *loader;
 	pthread_t thread;
-	struct iovec *iov;     /* HR__MAX_IOV, for reads straight into destinations */
-	void *pinned;          /* its share of the pool, if that is registered with the device */
+	struct iovec *iov; /* HR__MAX_IOV, for reads straight into destinations */
 };
 
 struct hr_loader {
@@ -237,7 +235,7 @@ struct hr_loader {
 	uint32_t n_readers;
 	struct hr__reader *readers;
 	pthread_t drainer_thread, queue_thread;
-	bool drainer_started, queue_started;
+	bool drainer_started, queue_started, is_pinned;
 
 	const struct hr__engine_ops *blocking, *queued; /* either may be NULL, not both */
 	void *blocking_state, *queued_state;
@@ -260,9 +258,7 @@ struct hr_loader {
 	uint32_t n_idle_readers; /* waiting for `work` */
 	uint32_t n_stuck_readers; /* inside a read of a lost slot */
 	bool queue_reaping, drainer_waiting;
-	uint32_t n_shares;      /* of the pool that readers are done with, well or not */
-	int share_code;         /* why a share could not be set up: the loader is of no use then */
-	struct hr__device_error share_error;
+	uint32_t n_touched;     /* readers that have made their part of the pool's pages exist */
 	bool is_closing, is_closed, stop;
 	struct hr__counts counts;
 	uint64_t total_bytes, total_tensors, opened_ns;
@@ -288,8 +284,6 @@ int hr__loader_here(const hr_loader *loader);
 void hr__drain(hr_loader *loader, struct hr__slot *slot);
 /* Under the lock: a slot's chunk is no longer in motion. */
 void hr__slot_land(hr_loader *loader, struct hr__slot *slot);
-/* Under the lock: staging memory could not be had; every job fails with this from now on. */
-void hr__loader_break(hr_loader *loader, int code, const struct hr__device_error *error);
 /* Under the lock: readers should look for work. */
 void hr__wake_readers(hr_loader *loader, uint32_t n);
 

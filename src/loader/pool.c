@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pool: a fixed number of equal slots of staging memory, made once. It comes into being in shares, one a reader, so that reading
- * starts when the first few slots are there. Only this file changes a slot's state, and it checks each change. A free slot is poisoned for AddressSanitizer, so that a store into a slot that was given back shows, a pread's too.
+ * The pool: a fixed number of equal slots of staging memory, made once. Only this file changes a slot's state, and it checks each
+ * change. A free slot is poisoned for AddressSanitizer, so that a store into a slot that was given back shows, a pread's too.
  */
 #include "loader.h"
 
@@ -31,7 +31,7 @@ int hr__pool_open(struct hr__pool *pool, uint64_t staging_bytes, uint64_t slot_b
 	void *memory;
 	int error;
 
-	*pool = (struct hr__pool){.slot_bytes = slot_bytes, .bytes = n * slot_bytes, .n_planned = n};
+	*pool = (struct hr__pool){.slot_bytes = slot_bytes, .bytes = n * slot_bytes, .n_slots = n, .n_free = n};
 	pool->reserve = n / 4 ? n / 4 : 1;
 	pool->slots = hr__calloc(n, sizeof(*pool->slots));
 	if (!pool->slots)
@@ -44,22 +44,14 @@ int hr__pool_open(struct hr__pool *pool, uint64_t staging_bytes, uint64_t slot_b
 				      "allocate staging memory");
 	}
 	pool->memory = memory;
-	for (uint32_t i = 0; i < n; i++)
-		pool->slots[i].memory = pool->memory + i * slot_bytes;
-	return 0;
-}
-
-void hr__pool_add(struct hr__pool *pool, uint32_t first, uint32_t n)
-{
-	for (uint32_t i = first + n; i-- > first;) { /* so that the first is taken first */
+	for (uint32_t i = n; i-- > 0;) { /* so that slot 0 is taken first */
 		struct hr__slot *slot = &pool->slots[i];
 
+		slot->memory = pool->memory + i * slot_bytes;
 		slot->next = pool->free;
 		pool->free = slot;
-		POISON(slot->memory, pool->slot_bytes);
 	}
-	pool->n_free += n;
-	pool->n_slots += n;
+	return 0;
 }
 
 void hr__pool_close(struct hr__pool *pool)

@@ -326,32 +326,21 @@ static struct hr__slot *next_slot(hr_loader *loader, size_t *n_bound)
 	return slot;
 }
 
-/* Each reader brings its share of the pool into being: makes the pages exist, which takes longest, and registers them with the
- * device. Shares end at huge pages where slots allow it. */
-static void bring_up_share(struct hr__reader *reader)
+/* Each reader makes its part of the pool's pages exist, all at once: that takes longest of all that setting a pool up does, and one
+ * thread would need ten times as long. A host device's pool is used for cold bytes only, and stays untouched until then. */
+static void touch_part(struct hr__reader *reader)
 {
 	hr_loader *loader = reader->loader;
 	struct hr__pool *pool = &loader->pool;
-	uint32_t mine = (uint32_t)(reader - loader->readers);
-	uint32_t begin = (uint32_t)((uint64_t)pool->n_planned * mine / loader->n_readers);
-	uint32_t end = (uint32_t)((uint64_t)pool->n_planned * (mine + 1) / loader->n_readers);
-	unsigned char *memory = pool->memory + begin * pool->slot_bytes;
-	size_t bytes = (size_t)((end - begin) * pool->slot_bytes);
-	struct hr__device_error error = {0};
-	int rc = 0;
+	uint64_t mine = (uint64_t)(reader - loader->readers);
+	uint64_t part = hr__round_up(pool->bytes / loader->n_readers + 1, (uint64_t)2 << 20);
+	uint64_t begin = hr__min_u64(mine * part, pool->bytes);
+	uint64_t end = hr__min_u64(begin + part, pool->bytes);
 
-	if (end > begin && !(loader->device->ops->caps & HR__DEVICE_HOST)) {
-		hr__os_touch(memory, bytes);
-		rc = loader->device->ops->pin(loader->device, memory, bytes, &error);
-		reader->pinned = rc ? NULL : memory;
-	}
+	if (end > begin && !(loader->device->ops->caps & HR__DEVICE_HOST))
+		hr__os_touch(pool->memory + begin, (size_t)(end - begin));
 	pthread_mutex_lock(&loader->lock);
-	if (!rc)
-		hr__pool_add(pool, begin, end - begin);
-	else if (!loader->share_code)
-		hr__loader_break(loader, rc, &error);
-	loader->n_shares++;
-	hr__wake_readers(loader, end - begin);
+	loader->n_touched++;
 	pthread_cond_broadcast(&loader->idle);
 	pthread_mutex_unlock(&loader->lock);
 }
@@ -361,7 +350,7 @@ void *hr__reader_main(void *arg)
 	struct hr__reader *reader = arg;
 	size_t n_bound;
 
-	bring_up_share(reader);
+	touch_part(reader);
 	for (;;) {
 		struct hr__slot *slot = next_slot(reader->loader, &n_bound);
 

@@ -27,7 +27,7 @@ static void put_loader(struct hr_stats *out, const hr_loader *loader)
 	out->lost_bytes = loader->pool.n_lost * loader->pool.slot_bytes;
 	out->peak_buffer_bytes = loader->heap->peak_bytes;
 	out->n_readers = loader->n_readers;
-	out->n_slots = loader->pool.n_planned;
+	out->n_slots = loader->pool.n_slots;
 }
 
 int hr_job_stats(hr_job *job, struct hr_stats *out)

@@ -69,7 +69,6 @@ static void keeps_its_counts_true(void **state)
 	(void)state;
 	test_random_start(&random, 7);
 	assert_ok(hr__pool_open(&pool, N_SLOTS * HR_MIN_SLOT_BYTES + 4096, HR_MIN_SLOT_BYTES));
-	hr__pool_add(&pool, 0, pool.n_planned);
 	assert_int_equal(pool.n_slots, N_SLOTS);
 	for (int step = 0; step < 20000; step++) {
 		random_step(&pool, &random, &peak);
@@ -112,7 +111,6 @@ static bool move_aborts(enum hr__slot_state from, enum hr__slot_state to)
 		signal(SIGABRT, SIG_DFL);
 		if (!freopen("/dev/null", "w", stderr) || hr__pool_open(&pool, HR_MIN_STAGING_BYTES, HR_MIN_SLOT_BYTES))
 			_exit(2);
-		hr__pool_add(&pool, 0, pool.n_planned);
 		slot = hr__pool_take(&pool);
 		bring_to(&pool, slot, from);
 		if (from == HR__SLOT_FREE && to == HR__SLOT_FILLING)

@@ -223,7 +223,7 @@ static void memory_and_cpus_are_asked_of_the_system(void **state)
 	assert_true(hr__os_memory_available() > 0);
 	assert_int_equal(hr__os_map(8 << 20, &memory), 0);
 	assert_int_equal((uintptr_t)memory % (2 << 20), 0);
-	assert_int_equal(hr__os_touch(memory, 8 << 20), 0);
+	hr__os_touch(memory, 8 << 20);
 	hr__os_unmap(memory, 8 << 20);
 }
 
