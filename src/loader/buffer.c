@@ -265,18 +265,21 @@ int hr_buffer_release_on(hr_buffer *buffer, void *stream)
 		return rc;
 	if (!(device->ops->caps & HR__DEVICE_STREAMS))
 		return hr__fail(HR_E_OPTS, "%s has no streams: use hr_buffer_release()", device->spec);
+	/* A caller's allocator is told the stream. Our own memory may have other owners, or be shared with other buffers, and who
+	 * drops it last need not be this one: so the device is told that nothing it gets back from now on is free before this stream
+	 * has come so far. If it cannot be told, nothing is released. */
+	if (!block->heap->release)
+		rc = device->ops->retire(device, stream, &error);
+	if (rc)
+		return hr__device_fail(device, rc, "cannot order a release after the stream", &error);
 	if (atomic_fetch_sub(&buffer->count, 1) > 1)
 		return 0;
-	/* A caller's allocator is told the stream. Our own memory may be shared with other buffers, whose last owner need not be
-	 * this one: so the device is told that nothing it gets back from now on is free before this stream has come so far. */
-	if (block->heap->release && atomic_fetch_sub(&block->count, 1) == 1) {
-		block_free(block, stream);
-	} else if (!block->heap->release) {
-		rc = device->ops->retire(device, stream, &error);
+	if (!block->heap->release)
 		hr__block_release(block);
-	}
+	else if (atomic_fetch_sub(&block->count, 1) == 1)
+		block_free(block, stream);
 	hr__free(buffer);
-	return rc ? hr__device_fail(device, rc, "cannot order a release after the stream", &error) : 0;
+	return 0;
 }
 
 int hr_buffer_read(hr_buffer *buffer, uint64_t offset, void *dst, uint64_t bytes)

@@ -56,6 +56,12 @@ void hr__choose(const hr_loader *loader, const struct hr_job *job, const struct 
 		out->engine = loader->queued;
 }
 
+/* Whether direct reads of a file can be cut to slots. A file system that wants more is read through the cache. */
+static bool fits(const struct hr__file *file, uint64_t slot_bytes)
+{
+	return file->offset_align <= slot_bytes / 2 && slot_bytes % file->offset_align == 0;
+}
+
 int hr__choose_check(const hr_loader *loader, const hr_model *model)
 {
 	for (uint32_t i = 0; i < hr__model_n_sources(model); i++) {
@@ -63,8 +69,14 @@ int hr__choose_check(const hr_loader *loader, const hr_model *model)
 		const char *fs = hr__os_fs_name(source->file.fs_magic);
 		char text[64];
 
-		if (source->file.direct_fd >= 0)
+		if (source->file.direct_fd >= 0 && fits(&source->file, loader->pool.slot_bytes))
 			continue;
+		if (source->file.direct_fd >= 0 && loader->caching == HR_CACHING_BYPASS)
+			return hr__fail_at(&(struct hr__where){.stage = "plan", .path = source->path, .offset = HR_NO_OFFSET},
+					   HR_E_UNSUPPORTED,
+					   "%s wants direct reads of %" PRIu32 " bytes or a multiple, which do not fit into slots of %" PRIu64
+					   "; use slots of a multiple of twice that, or caching auto or fill",
+					   source->path, source->file.offset_align, loader->pool.slot_bytes);
 		if (loader->caching == HR_CACHING_BYPASS || source->file.fd < 0)
 			return hr__fail_at(&(struct hr__where){.stage = "plan", .path = source->path, .offset = HR_NO_OFFSET,
 							       .system = source->file.direct_errno},
@@ -122,8 +134,7 @@ uint32_t hr__choose_align(const hr_model *model, uint64_t slot_bytes)
 	for (uint32_t i = 0; i < hr__model_n_sources(model); i++) {
 		const struct hr__file *file = &hr__model_source(model, i)->file;
 
-		/* A file system that wants more than a small slot has is read through the cache. */
-		if (file->direct_fd >= 0 && file->offset_align <= slot_bytes / 2 && slot_bytes % file->offset_align == 0)
+		if (file->direct_fd >= 0 && fits(file, slot_bytes))
 			align = hr__max_u64(align, file->offset_align);
 	}
 	return (uint32_t)align;

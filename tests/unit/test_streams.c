@@ -161,6 +161,36 @@ static void memory_released_on_a_stream_is_used_only_after_it(void **state)
 	consumer_close();
 }
 
+/* The one who knows the stream need not be the last owner. */
+static void an_owner_that_is_not_the_last_is_heard_too(void **state)
+{
+	hr_buffer *buffer, *others[40];
+	pthread_t thread;
+
+	(void)state;
+	consumer_open(NULL);
+	assert_ok(hr_get(c.loader, c.model, 1, &buffer));
+	hr_buffer_acquire(buffer);
+	block_stream(&c.bench);
+	assert_int_equal(driver.api.cuMemcpyDtoHAsync(c.bench.staging, (hr__cu_ptr)(uintptr_t)hr_buffer_data(buffer), TENSOR_BYTES,
+						      c.bench.stream),
+			 0);
+	hr__fault_arm("cuEventRecord", 1, EIO);
+	assert_fails(hr_buffer_release_on(buffer, c.bench.stream), HR_E_DEVICE); /* and nothing was released */
+	hr__fault_arm(NULL, 0, 0);
+	assert_ok(hr_buffer_release_on(buffer, c.bench.stream));
+	hr_buffer_release(buffer);
+	assert_int_equal(pthread_create(&thread, NULL, let_go_later, &c.bench), 0);
+	for (int i = 0; i < 40; i++)
+		assert_ok(hr_get(c.loader, c.model, i % 2 ? 0 : 2, &others[i]));
+	assert_int_equal(driver.api.cuStreamSynchronize(c.bench.stream), 0);
+	pthread_join(thread, NULL);
+	assert_memory_equal(c.bench.staging, c.want, TENSOR_BYTES);
+	for (int i = 0; i < 40; i++)
+		hr_buffer_release(others[i]);
+	consumer_close();
+}
+
 /* ---- a caller's allocator ---- */
 
 static struct {
@@ -230,6 +260,7 @@ int main(void)
 		TEST(work_queued_after_a_wait_sees_the_bytes),
 		TEST(a_feed_waits_and_signals),
 		TEST(memory_released_on_a_stream_is_used_only_after_it),
+		TEST(an_owner_that_is_not_the_last_is_heard_too),
 		TEST(a_callers_allocator_hears_the_stream),
 	};
 

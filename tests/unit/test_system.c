@@ -7,6 +7,7 @@
 #include "modeltest.h"
 
 #include "fakes/fake_engine.h"
+#include "model/model.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -358,6 +359,42 @@ static void reads_again_what_a_file_system_turns_down(void **state)
 	fake_engine_set(NULL);
 }
 
+/* A file system whose blocks are larger than a slot can hold. */
+static void refuses_direct_reads_that_do_not_fit_into_slots(void **state)
+{
+	static const uint64_t slots[] = {HR_MIN_SLOT_BYTES, HR_MIN_SLOT_BYTES * 3, HR_MIN_SLOT_BYTES * 4};
+	struct bed bed;
+
+	(void)state;
+	bed_open(&bed, 75, 20, 200000);
+	for (int i = 0; i < 3; i++) {
+		struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
+		struct hr__file *file = (struct hr__file *)(uintptr_t)&hr__model_source(bed.model, 1)->file;
+		hr_feed *feed;
+
+		if (file->direct_fd < 0)
+			break;
+		file->offset_align = HR_MIN_SLOT_BYTES * 2;
+		opts.slot_bytes = slots[i];
+		bed_load(&bed, "cpu", &opts);
+		assert_ok(load_by_job(bed.loader, bed.model, NULL));
+		assert_ok(hr_loader_close(bed.loader, 0));
+		opts.caching = HR_CACHING_BYPASS;
+		assert_ok(hr_loader_open(bed.device, &opts, &bed.loader));
+		if (i < 2) {
+			assert_fails(hr_feed_open(bed.loader, bed.model, NULL, &feed), HR_E_UNSUPPORTED);
+			assert_string_equal(hr_error_last()->path, bed.paths[1]);
+		} else {
+			assert_ok(load_by_feed(bed.loader, bed.model, NULL, false, NULL));
+		}
+		assert_ok(hr_loader_close(bed.loader, 0));
+		assert_ok(hr_device_close(bed.device));
+	}
+	bed.loader = NULL;
+	bed.device = NULL;
+	bed_close(&bed);
+}
+
 /* ---- resident set ---- */
 
 /* The most that the process has of VmRSS, in KiB, while a sparse checkpoint of so many tensors of 16 MiB is fed and dropped. */
@@ -425,6 +462,7 @@ int main(void)
 		cmocka_unit_test(goes_on_without_direct_reads_and_says_so),
 		cmocka_unit_test(knows_tmpfs_where_that_has_no_direct_reads),
 		cmocka_unit_test(reads_again_what_a_file_system_turns_down),
+		cmocka_unit_test(refuses_direct_reads_that_do_not_fit_into_slots),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
