@@ -20,7 +20,6 @@ from sampler import Sampler
 
 HEADRACE = "headrace"
 NAMES = [HEADRACE] + list(loaders.PEERS)
-OPEN_ROUNDS = 5
 
 
 def label(name):
@@ -87,7 +86,6 @@ class Runner:
         self.args = args
         self.gpu = gpu
         self.scratch = scratch
-        self.open_seconds = 0.0
         self.bare = None
         self.fault = None
         self.on_cpu = args.device == "cpu"
@@ -137,15 +135,13 @@ class Runner:
         return told, {"gpu": gpu_bytes, "host": host_bytes, "resident": told["memory"]["peak_resident_bytes"]}
 
     def prepare_headrace(self, folder, state, peers):
-        """Untimed, before the rounds: every byte compared, what opening takes, and what a process with nothing to do takes."""
+        """Untimed, before the rounds: every byte compared, and what a process with nothing to do takes."""
         if HEADRACE not in peers:
             return
         tiny = os.path.join(self.scratch, "tiny")
         model_files.write_tiny(tiny)
         self.fault = None
         try:
-            told = json.loads(self.command("bench", folder, "--open", "--rounds", str(OPEN_ROUNDS), "--json").stdout)
-            self.open_seconds = told["open_ms"]["median"] / 1000
             seen = [self._load(tiny, "--staging", "128KiB", "--slot", "64KiB")[1] for _ in range(3)]
             self.bare = {key: statistics.median(s[key] for s in seen) if seen[0][key] is not None else None
                          for key in seen[0]}
@@ -165,10 +161,11 @@ class Runner:
         gpu = None if seen["gpu"] is None or self.bare["gpu"] is None else seen["gpu"] - self.bare["gpu"] - payload
         if gpu is None and not self.on_cpu:
             gpu = told["memory"]["device_taken_bytes"] - payload
-        return {"seconds": told["seconds"] + self.open_seconds,
-                "cpu_seconds": told["cpu_seconds_per_gb"] * payload / 1e9 + self.open_seconds,
-                "first_tensor_seconds": told["first_tensor_seconds"] + self.open_seconds,
-                "open_seconds": self.open_seconds, "tensors": told["tensors"], "extra_gpu_bytes": gpu,
+        opening = told["model"]["open_seconds"]
+        return {"seconds": told["seconds"] + opening,
+                "cpu_seconds": told["cpu_seconds_per_gb"] * payload / 1e9 + told["model"]["open_cpu_seconds"],
+                "first_tensor_seconds": told["first_tensor_seconds"] + opening,
+                "open_seconds": opening, "tensors": told["tensors"], "extra_gpu_bytes": gpu,
                 "host_rss_bytes": max(0, seen["resident"] - self.bare["resident"] - on_host),
                 "host_used_bytes": max(0, seen["host"] - self.bare["host"] - on_host),
                 "pinned_bytes": told["memory"]["peak_pinned_bytes"], "engines": told["engines"], "note": told["note"],

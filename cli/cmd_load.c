@@ -25,6 +25,7 @@ struct load {
 	struct cli_set set;
 	struct hr_device_info about;
 	uint64_t device_open_ns;
+	uint64_t model_open_ns, model_open_cpu_ns; /* headers read and checked, tensors chosen */
 	uint64_t verify_ns;
 	uint64_t resident_bytes; /* VmHWM */
 	bool is_verified;
@@ -77,6 +78,7 @@ static void print_text(const struct load *load)
 
 	printf("device         %s (%s), opened in %.3f s, not counted\n", load->about.spec, load->about.name,
 	       seconds(load->device_open_ns));
+	printf("opening        %.1f ms for all headers, not counted\n", seconds(load->model_open_ns) * 1000);
 	printf("tensors        %zu\n", load->set.n);
 	printf("bytes          %s (%s)\n", cli_grouped(bytes, load->set.bytes), cli_human(human, load->set.bytes));
 	printf("seconds        %.3f, of them %.3f for setting up\n", seconds(t->elapsed_ns), seconds(t->setup_ns));
@@ -120,6 +122,10 @@ static void print_json(const struct load *load)
 	cli_json_text(&json, "spec", load->about.spec);
 	cli_json_text(&json, "name", load->about.name);
 	cli_json_real(&json, "open_seconds", seconds(load->device_open_ns));
+	cli_json_end(&json);
+	cli_json_object(&json, "model");
+	cli_json_real(&json, "open_seconds", seconds(load->model_open_ns));
+	cli_json_real(&json, "open_cpu_seconds", seconds(load->model_open_cpu_ns));
 	cli_json_end(&json);
 	cli_json_u64(&json, "tensors", load->set.n);
 	cli_json_u64(&json, "bytes", load->set.bytes);
@@ -209,6 +215,7 @@ static int open_and_load(struct load *load)
 static int run(const struct cli_args *args)
 {
 	struct load load = {.args = args};
+	uint64_t start_ns = cli_now_ns(), start_cpu_ns = cli_cpu_ns();
 	int status;
 
 	cli_signals_catch();
@@ -217,6 +224,8 @@ static int run(const struct cli_args *args)
 		return status;
 	cli_warn_model(load.transfer.model);
 	status = cli_set_new(args, load.transfer.model, &load.set);
+	load.model_open_ns = cli_now_ns() - start_ns;
+	load.model_open_cpu_ns = cli_cpu_ns() - start_cpu_ns;
 	if (status == 0)
 		status = open_and_load(&load);
 	cli_transfer_close(&load.transfer);

@@ -59,6 +59,18 @@ static int cuda_probe(int *n_devices, char (*about)[240], int max, struct hr__de
 	return 0;
 }
 
+/* A pool's first allocation has the driver set things up for some 10 ms: once, here, and not in the first load. Its memory goes back
+ * at once. */
+static void warm_pool(struct hr__cuda *cuda)
+{
+	hr__cu_ptr first;
+
+	if (HR__CU(cuMemAllocFromPoolAsync, &first, 256, cuda->pool, cuda->memory_stream))
+		return;
+	HR__CU(cuMemFreeAsync, first, cuda->memory_stream);
+	HR__CU(cuStreamSynchronize, cuda->memory_stream);
+}
+
 /* The pool is a better way to have memory; without it cuMemAlloc serves. */
 static void make_pool(struct hr__cuda *cuda)
 {
@@ -77,6 +89,7 @@ static void make_pool(struct hr__cuda *cuda)
 	}
 	/* An allocation must not be made to wait for a consumer's stream while there is other memory. */
 	HR__CU(cuMemPoolSetAttribute, cuda->pool, HR__CU_POOL_INTERNAL_DEPENDENCIES, &off);
+	warm_pool(cuda);
 }
 
 /* In the context. */

@@ -41,7 +41,8 @@ SCHEMAS = {
     "engines": {
         "engines": [{"name": str, "usable": bool, "reason": str}], "devices": [{"name": str, "usable": bool, "reason": str}]},
     "load": {
-        "device": {"spec": str, "name": str, "open_seconds": NUMBER}, "tensors": int, "bytes": int, "seconds": NUMBER,
+        "device": {"spec": str, "name": str, "open_seconds": NUMBER},
+        "model": {"open_seconds": NUMBER, "open_cpu_seconds": NUMBER}, "tensors": int, "bytes": int, "seconds": NUMBER,
         "setup_seconds": NUMBER, "gb_per_second": NUMBER, "first_tensor_seconds": NUMBER, "engines": ENGINES,
         "waiting": WAITING, "cpu_seconds_per_gb": NUMBER, "read_bytes": int, "reads": int, "copies": int, "copy_calls": int,
         "readers": int,
