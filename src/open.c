@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From a name to a model: the one place that decides what a user's words mean. It never guesses: where more than one model
- * could be meant, the answer is HR_E_AMBIGUOUS with the candidates and what to type.
+ * From a name to a model: the one place that decides what a user's words mean. It never guesses: where more than one
+ * model could be meant, the answer is HR_E_AMBIGUOUS with the candidates and what to type.
  *
- * A shard is opened below the descriptor of its directory and by a name without a slash, so an index cannot lead out of it. A
- * link is followed in the last component, since a Hugging Face cache is made of them, unless the caller refuses links; a
- * directory that is a link itself is opened either way, being the caller's own word.
+ * A shard is opened below the descriptor of its directory and by a name without a slash, so an index cannot lead out
+ * of it. A link is followed in the last component, since a Hugging Face cache is made of them, unless the caller
+ * refuses links; a directory that is a link itself is opened either way, being the caller's own word.
  */
 #include "core/arith.h"
 #include "core/error.h"
@@ -46,12 +46,41 @@ static char *join(const char *directory, const char *name)
 
 /* ---- files ---- */
 
-static int add_file(hr_model *model, int directory_fd, const char *name, const char *path, uint32_t flags)
-{
-	struct hr__source source;
-	int code = hr__source_open_file(directory_fd, name, path, flags & HR_MODEL_NO_SYMLINKS, &source);
+/* The shards of a model by their names; for hr__shards_read(). */
+struct shard_names {
+	const char *const *names;
+	uint32_t flags;
+	/* For open_shard(): the directory that they are in, and what named them. */
+	const char *directory, *index_path;
+	int directory_fd;
+};
 
-	return code ? code : hr__model_add(model, &source);
+static int open_path(void *ctx, uint32_t number, struct hr__source *source)
+{
+	const struct shard_names *shards = ctx;
+	const char *path = shards->names[number];
+
+	if (!path || !path[0])
+		return hr__fail(HR_E_OPTS, "the name of file %" PRIu32 " is empty", number);
+	return hr__source_open_file(AT_FDCWD, path, path, shards->flags & HR_MODEL_NO_SYMLINKS, source);
+}
+
+static int open_shard(void *ctx, uint32_t number, struct hr__source *source)
+{
+	const struct shard_names *shards = ctx;
+	const char *name = shards->names[number];
+	char *path = join(shards->directory, name);
+	int code;
+
+	if (!path)
+		return HR_E_NOMEM;
+	code = hr__source_open_file(shards->directory_fd, name, path, shards->flags & HR_MODEL_NO_SYMLINKS, source);
+	if (code == HR_E_NOTFOUND)
+		code = hr__fail_at(&(struct hr__where){.stage = "index", .path = path, .offset = HR_NO_OFFSET},
+				   HR_E_INDEX, "%s names the shard %s, which is not there; download it",
+				   shards->index_path, path);
+	hr__free(path);
+	return code;
 }
 
 /* Refuses two paths that lead to the same file: with equal names in both, that is what was meant to be said. */
@@ -76,28 +105,28 @@ static int check_same_file(const hr_model *model, struct hr__names *files, uint3
 
 static int open_files(hr_model *model, const char *const *paths, size_t n_paths, uint32_t flags)
 {
+	struct shard_names shards = {.names = paths, .flags = flags};
 	struct hr__names files;
-	int code;
+	int code, same = 0;
 
 	if (n_paths > HR__MAX_SHARDS)
 		return hr__fail(HR_E_LIMIT, "%zu files were named; a model may have at most %d", n_paths,
 				HR__MAX_SHARDS);
 	code = hr__names_new(&files, n_paths);
-	for (size_t i = 0; i < n_paths && !code; i++) {
-		if (!paths[i] || !paths[i][0])
-			code = hr__fail(HR_E_OPTS, "the name of file %zu is empty", i);
-		if (!code)
-			code = add_file(model, AT_FDCWD, paths[i], paths[i], flags);
-		if (!code)
-			code = check_same_file(model, &files, (uint32_t)i);
-	}
+	if (code)
+		return code;
+	code = hr__model_add(model, (uint32_t)n_paths, open_path, &shards);
+	for (uint32_t i = 0; i < hr__model_n_sources(model) && !same; i++) /* also of those before one that is bad */
+		same = check_same_file(model, &files, i);
 	hr__names_free(&files);
+	code = same ? same : code;
 	return code ? code : hr__model_finish(model, NULL, NULL);
 }
 
 /* ---- an index ---- */
 
-/* All of an index, in memory of its own (*text is the caller's to unmap): big ones come in huge pages, which are quick to get. */
+/* All of an index, in memory of its own (*text is the caller's to unmap): big ones come in huge pages, which are
+ * quick to get. */
 static int read_text(int directory_fd, const char *name, const char *path, uint32_t flags, uint8_t **text,
 		     size_t *bytes)
 {
@@ -125,23 +154,6 @@ static int read_text(int directory_fd, const char *name, const char *path, uint3
 	return code;
 }
 
-static int add_shard(hr_model *model, int directory_fd, const char *directory, const char *name, const char *index_path,
-		     uint32_t flags)
-{
-	char *path = join(directory, name);
-	int code;
-
-	if (!path)
-		return HR_E_NOMEM;
-	code = add_file(model, directory_fd, name, path, flags);
-	if (code == HR_E_NOTFOUND)
-		code = hr__fail_at(&(struct hr__where){.stage = "index", .path = path, .offset = HR_NO_OFFSET},
-				   HR_E_INDEX, "%s names the shard %s, which is not there; download it", index_path,
-				   path);
-	hr__free(path);
-	return code;
-}
-
 /* The single file beside which an index of this name would stand: "model.safetensors". */
 static size_t stem_bytes(const char *index_name)
 {
@@ -161,6 +173,8 @@ static int open_index(hr_model *model, int directory_fd, const char *directory, 
 		      uint32_t flags)
 {
 	char *path = join(directory, name);
+	struct shard_names shards = {
+		.directory = directory, .directory_fd = directory_fd, .index_path = path, .flags = flags};
 	struct hr__index index = {0};
 	uint8_t *text = NULL;
 	size_t bytes = 0;
@@ -179,8 +193,9 @@ static int open_index(hr_model *model, int directory_fd, const char *directory, 
 			"%s holds both %s and %s, which does not name it; open the one you mean by its own path, "
 			"%s/%s or %s/%s",
 			directory, single, name, directory, single, directory, name);
-	for (uint32_t s = 0; s < index.n_shards && !code; s++)
-		code = add_shard(model, directory_fd, directory, index.shards[s], path, flags);
+	shards.names = index.shards;
+	if (!code)
+		code = hr__model_add(model, index.n_shards, open_shard, &shards);
 	if (!code)
 		code = hr__model_finish(model, &index, path);
 out:
@@ -322,6 +337,18 @@ static const char *single_beside(const struct listing *listing)
 	return NULL;
 }
 
+static int open_single(hr_model *model, int directory_fd, const char *directory, const char *name, uint32_t flags)
+{
+	struct shard_names shards = {.names = &name,
+				     .directory = directory,
+				     .directory_fd = directory_fd,
+				     .index_path = directory,
+				     .flags = flags};
+	int code = hr__model_add(model, 1, open_shard, &shards);
+
+	return code ? code : hr__model_finish(model, NULL, NULL);
+}
+
 static int open_directory(hr_model *model, int directory_fd, const char *directory, uint32_t flags)
 {
 	struct listing listing = {.code = 0};
@@ -336,9 +363,7 @@ static int open_directory(hr_model *model, int directory_fd, const char *directo
 		code = open_index(model, directory_fd, directory, listing.indexes.names[0], single_beside(&listing),
 				  flags);
 	} else if (listing.indexes.n == 0 && listing.files.n == 1) {
-		code = add_shard(model, directory_fd, directory, listing.files.names[0], directory, flags);
-		if (!code)
-			code = hr__model_finish(model, NULL, NULL);
+		code = open_single(model, directory_fd, directory, listing.files.names[0], flags);
 	} else {
 		/* Sorted, so that the message is the same wherever the directory lies. */
 		if (listing.indexes.n > 1)
@@ -389,7 +414,8 @@ static int open_name(hr_model *model, const char *name, uint32_t flags)
 				"%s is in a raw store, and this version of headrace does not open stores; "
 				"name a directory or files",
 				name);
-	/* A FIFO does not hang this: it is no directory. What is wrong with a link shows when it is opened as a file. */
+	/* A FIFO does not hang this: it is no directory. What is wrong with a link shows when it is opened as a
+	 * file. */
 	error = hr__os_open(AT_FDCWD, name, O_RDONLY | O_DIRECTORY, &directory_fd);
 	if (error == 0) {
 		code = open_directory(model, directory_fd, name, flags);

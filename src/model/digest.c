@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SHA-256 of a shard and of its tensors in one pass. Two blocks of 4 MiB take turns: a helper thread reads one and hashes the
- * tensors in it while the caller's thread hashes the whole file from the other. Where no thread can be had, one does both.
+ * SHA-256 of a shard and of its tensors in one pass. Two blocks of 4 MiB take turns: a helper thread reads one and
+ * hashes the tensors in it while the caller's thread hashes the whole file from the other. Where no thread can be had,
+ * one does both.
  *
  * The helper makes no error record: it leaves its errno and position for the caller's thread.
  *
- * Lock: run->lock guards `n_filled`, `n_hashed`, `stop`, `read_error`, `read_at`; a block belongs to the helper until it is
- * counted as filled, and may be overwritten once it is counted as hashed.
+ * Lock: run->lock guards `n_filled`, `n_hashed`, `stop`, `read_error`, `read_at`; a block belongs to the helper until
+ * it is counted as filled, and may be overwritten once it is counted as hashed.
  */
 #include "model.h"
 

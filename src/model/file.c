@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files as sources. One open description serves header and data, so what was checked is what is read; a second, direct one is
- * opened through it. Nothing here follows a path twice, maps a file, or waits for anything but storage.
+ * Files as sources. One open description serves header and data, so what was checked is what is read; a second, direct
+ * one is opened through it. Nothing here follows a path twice, maps a file, or waits for anything but storage.
  *
- * A file is "the same" while device, inode, size, modification and change time are. A rename over the file or its removal moves
- * the change time too, so it is noticed although our descriptor still reads the old bytes.
+ * A file is "the same" while device, inode, size, modification and change time are. A rename over the file or its
+ * removal moves the change time too, so it is noticed although our descriptor still reads the old bytes.
  */
 #include "source.h"
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parses an index in one pass. Names of tensors stay in the text (which the caller keeps), but for those with escapes; names of
- * shards are copied once each. Duplicates are looked for at the end, when the number of names is known and their table can be
- * made in the right size.
+ * Parses an index in one pass. Names of tensors stay in the text (which the caller keeps), but for those with escapes;
+ * names of shards are copied once each. Duplicates are looked for at the end, when the number of names is known and
+ * their table can be made in the right size.
  *
- * What is not "weight_map" is advice at most: "metadata" gives a total_size for a warning, everything else is skipped, but a
- * key that occurs twice is refused wherever we look.
+ * What is not "weight_map" is advice at most: "metadata" gives a total_size for a warning, everything else is skipped,
+ * but a key that occurs twice is refused wherever we look.
  */
 #include "index.h"
 

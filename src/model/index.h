@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The index of a sharded checkpoint ("model.safetensors.index.json"): bytes to a checked table of which tensor is in which
- * file. A convention of its own beside the format, and hostile input just as much: a file name in it is never a path. No I/O.
+ * The index of a sharded checkpoint ("model.safetensors.index.json"): bytes to a checked table of which tensor is in
+ * which file. A convention of its own beside the format, and hostile input just as much: a file name in it is never a
+ * path. No I/O.
  */
 #ifndef HR_MODEL_INDEX_H
 #define HR_MODEL_INDEX_H
@@ -31,9 +32,9 @@ struct hr__index {
 	void *arena;
 };
 
-/* The index points into `json`, which must live as long as it does. Errors have stage "index" and positions in the file, but
- * no path: the caller adds it with hr__error_locate(). `out` is empty after a failure. HR_E_UTF8, HR_E_JSON, HR_E_TYPE,
- * HR_E_FIELD, HR_E_DUPLICATE, HR_E_PATH, HR_E_LIMIT, HR_E_INDEX. */
+/* The index points into `json`, which must live as long as it does. Errors have stage "index" and positions in the
+ * file, but no path: the caller adds it with hr__error_locate(). `out` is empty after a failure. HR_E_UTF8,
+ * HR_E_JSON, HR_E_TYPE, HR_E_FIELD, HR_E_DUPLICATE, HR_E_PATH, HR_E_LIMIT, HR_E_INDEX. */
 int hr__index_parse(const struct hr__hash_key *key, const uint8_t *json, size_t json_bytes, struct hr__index *out);
 void hr__index_free(struct hr__index *index);
 

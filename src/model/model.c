@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A model: the headers of all its shards behind one table of names. It is made by build.h's three steps, and never changes
- * after; only its count of owners does, so any thread may read it without a lock.
+ * A model: the headers of all its shards behind one table of names. It is made by build.h's three steps, and never
+ * changes after; only its count of owners does, so any thread may read it without a lock.
  *
- * Memory: the entries, names and dims that the header parser made (they are not copied), 16 bytes per tensor for its number
- * and 8 to 24 for its name. The text of a header lives only while it is parsed.
+ * Memory: the entries, names and dims that the header parser made (they are not copied), 16 bytes per tensor for its
+ * number and 8 to 24 for its name. The text of a header lives only while it is read.
  */
 #include "build.h"
 
@@ -16,17 +16,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Most headers come with the first read. */
-#define FIRST_READ ((size_t)64 << 10)
-
-struct shard {
-	struct hr__source source;
-	struct hr__header header;
-	uint64_t data_offset;
-	uint64_t first; /* number of its first tensor */
-	uint64_t count; /* of its tensors that are the model's */
-};
-
 struct tensor {
 	const struct hr__entry *entry;
 	uint32_t shard;
@@ -36,16 +25,13 @@ struct tensor {
 struct hr_model {
 	atomic_uint owners;
 	struct hr__hash_key key;
-	struct shard *shards;
-	uint32_t n_shards, shards_room;
+	struct hr__shard *shards;
+	uint32_t n_shards;
 	struct tensor *tensors;
 	uint64_t n_tensors;
 	struct hr__names names;
 	char **warnings;
 	size_t n_warnings;
-	uint8_t *scratch; /* text of a header, while the model is built */
-	size_t scratch_bytes;
-	uint64_t header_bytes; /* of all shards */
 };
 
 /* ---- building ---- */
@@ -67,90 +53,12 @@ const struct hr__hash_key *hr__model_key(const hr_model *model)
 	return &model->key;
 }
 
-static int scratch_reserve(hr_model *model, size_t bytes)
+int hr__model_add(hr_model *model, uint32_t n, hr__shard_open *open, void *ctx)
 {
-	uint8_t *bigger;
-
-	if (bytes <= model->scratch_bytes)
-		return 0;
-	bigger = hr__realloc(model->scratch, bytes, 1);
-	if (!bigger)
+	model->shards = hr__malloc(n * sizeof(*model->shards));
+	if (!model->shards)
 		return HR_E_NOMEM;
-	model->scratch = bigger;
-	model->scratch_bytes = bytes;
-	return 0;
-}
-
-static int count_header_bytes(hr_model *model, const struct hr__source *source, uint64_t json_bytes)
-{
-	model->header_bytes += json_bytes; /* at most 65,536 times 10^8 */
-	if (model->header_bytes <= HR__MAX_MODEL_HEADER_BYTES)
-		return 0;
-	return hr__fail_at(&(struct hr__where){.stage = "header", .path = source->path, .offset = 0}, HR_E_LIMIT,
-			   "with %s the headers of this model have %" PRIu64 " bytes; the limit is %" PRIu64,
-			   source->path, model->header_bytes, HR__MAX_MODEL_HEADER_BYTES);
-}
-
-/* Reads the header's text into the scratch memory, behind its length. */
-static int read_header(hr_model *model, const struct hr__source *source, uint64_t *json_bytes)
-{
-	size_t first = (size_t)hr__min_u64(source->bytes, FIRST_READ), all;
-	int code = scratch_reserve(model, FIRST_READ);
-
-	if (!code)
-		code = hr__source_read(source, 0, model->scratch, first);
-	if (code)
-		return code;
-	code = hr__header_frame(model->scratch, first, source->bytes, json_bytes);
-	if (code)
-		return hr__error_locate("header", source->path, NULL, 0);
-	code = count_header_bytes(model, source, *json_bytes);
-	all = HR__FRAME_BYTES + (size_t)*json_bytes;
-	if (!code && all > first)
-		code = scratch_reserve(model, all);
-	if (!code && all > first)
-		code = hr__source_read(source, first, model->scratch + first, all - first);
-	return code;
-}
-
-static int shards_reserve(hr_model *model)
-{
-	uint32_t room = model->shards_room ? model->shards_room * 2 : 4;
-	struct shard *bigger;
-
-	if (model->n_shards < model->shards_room)
-		return 0;
-	if (model->n_shards >= HR__MAX_SHARDS)
-		return hr__fail(HR_E_LIMIT, "a model may have at most %d shards", HR__MAX_SHARDS);
-	bigger = hr__realloc(model->shards, room, sizeof(*bigger));
-	if (!bigger)
-		return HR_E_NOMEM;
-	model->shards = bigger;
-	model->shards_room = room;
-	return 0;
-}
-
-int hr__model_add(hr_model *model, struct hr__source *source)
-{
-	struct shard *shard;
-	uint64_t json_bytes;
-	int code = shards_reserve(model);
-
-	if (code) {
-		hr__source_close(source);
-		return code;
-	}
-	shard = &model->shards[model->n_shards++];
-	*shard = (struct shard){.source = *source};
-	code = read_header(model, &shard->source, &json_bytes);
-	if (!code)
-		code = hr__source_check(&shard->source);
-	if (code)
-		return code;
-	shard->data_offset = HR__FRAME_BYTES + json_bytes;
-	code = hr__header_parse(&model->key, model->scratch + HR__FRAME_BYTES, (size_t)json_bytes,
-				shard->source.bytes - shard->data_offset, &shard->header);
-	return code ? hr__error_locate("header", shard->source.path, NULL, 0) : 0;
+	return hr__shards_read(&model->key, model->shards, n, open, ctx, &model->n_shards);
 }
 
 /* Takes the text over; NULL says that there was no memory for it. */
@@ -220,7 +128,7 @@ struct tally {
 /* The entries of one shard, as far as they are the model's. The index decides between copies and does not filter. */
 static int number_shard(hr_model *model, uint32_t s, const struct hr__index *index, struct tally *tally)
 {
-	struct shard *shard = &model->shards[s];
+	struct hr__shard *shard = &model->shards[s];
 	int code = 0;
 
 	shard->first = model->n_tensors;
@@ -305,8 +213,6 @@ int hr__model_finish(hr_model *model, const struct hr__index *index, const char 
 	size_t n = 0;
 	int code;
 
-	hr__free(model->scratch);
-	model->scratch = NULL;
 	for (uint32_t s = 0; s < model->n_shards; s++)
 		n += model->shards[s].header.n_entries; /* the limit on header bytes keeps this below 2^26 */
 	model->tensors = hr__malloc(n * sizeof(*model->tensors));
@@ -334,17 +240,14 @@ void hr_model_close(hr_model *model)
 {
 	if (!model || atomic_fetch_sub_explicit(&model->owners, 1, memory_order_acq_rel) != 1)
 		return;
-	for (uint32_t s = 0; s < model->n_shards; s++) {
-		hr__header_free(&model->shards[s].header);
-		hr__source_close(&model->shards[s].source);
-	}
+	for (uint32_t s = 0; s < model->n_shards; s++)
+		hr__shard_close(&model->shards[s]);
 	for (size_t i = 0; i < model->n_warnings; i++)
 		hr__free(model->warnings[i]);
 	hr__free(model->warnings);
 	hr__free(model->shards);
 	hr__free(model->tensors);
 	hr__names_free(&model->names);
-	hr__free(model->scratch);
 	hr__free(model);
 }
 
@@ -413,7 +316,7 @@ static int check_shard(const hr_model *model, uint32_t shard)
 int hr_model_shard(const hr_model *model, uint32_t shard, struct hr_shard *out)
 {
 	int code = check_shard(model, shard);
-	const struct shard *from;
+	const struct hr__shard *from;
 	struct hr_shard described;
 
 	if (code)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the loader sees of a model: where each tensor's bytes are, and the sources they are in. A model is immutable once it is
- * open, so nothing here takes a lock; only the count changes.
+ * What the loader sees of a model: where each tensor's bytes are, and the sources they are in. A model is immutable
+ * once it is open, so nothing here takes a lock; only the count changes.
  */
 #ifndef HR_MODEL_MODEL_H
 #define HR_MODEL_MODEL_H

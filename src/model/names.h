@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A table from names to numbers that owns neither: it holds, for each name, 32 bits of its keyed hash and its number, 8 bytes in
- * all. The caller walks the candidates with the right hash bits and compares the names themselves:
+ * A table from names to numbers that owns neither: it holds, for each name, 32 bits of its keyed hash and its number,
+ * 8 bytes in all. The caller walks the candidates with the right hash bits and compares the names themselves:
  *
  *     for (size_t at = hr__names_first(&table, hash); hr__names_next(&table, hash, &at, &number);)
  *             if (same_name(number))

@@ -14,7 +14,8 @@ static void skip_empty(const struct hr__plan *plan, struct hr__cursor *cursor, s
 }
 
 /* Whether a chunk that ends at `end` may go on into `span`, and into how much of it. */
-static bool may_follow(const struct hr__plan *plan, const struct hr__span *span, const struct hr__chunk *chunk, uint64_t limit)
+static bool may_follow(const struct hr__plan *plan, const struct hr__span *span, const struct hr__chunk *chunk,
+		       uint64_t limit)
 {
 	uint64_t end = chunk->offset + chunk->bytes;
 
@@ -32,7 +33,10 @@ bool hr__plan_next(const struct hr__plan *plan, struct hr__cursor *cursor, size_
 	if (cursor->span >= stop)
 		return false;
 	span = &plan->spans[cursor->span];
-	*out = (struct hr__chunk){.source = span->source, .first = cursor->span, .last = cursor->span, .skip = cursor->done,
+	*out = (struct hr__chunk){.source = span->source,
+				  .first = cursor->span,
+				  .last = cursor->span,
+				  .skip = cursor->done,
 				  .offset = span->offset + cursor->done};
 	limit = hr__round_down(out->offset, plan->align) + plan->slot_bytes;
 	for (;;) {
@@ -60,7 +64,8 @@ bool hr__chunk_piece(const struct hr__plan *plan, const struct hr__chunk *chunk,
 
 	if (s->bytes == 0 || end <= begin)
 		return false;
-	*out = (struct hr__piece){.span = span, .from = begin - s->offset, .at = begin - chunk->offset, .bytes = end - begin};
+	*out = (struct hr__piece){
+		.span = span, .from = begin - s->offset, .at = begin - chunk->offset, .bytes = end - begin};
 	return true;
 }
 

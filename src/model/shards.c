@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The calling thread and its helpers take the shards one by one, in order. Whoever fails keeps its error if no shard
+ * before it has failed, and from then on no later shard is begun; those before it are all in somebody's hands. So the
+ * error that is told is that of the first bad shard, whatever the threads did.
+ *
+ * Helpers only save time: where none can be started, the caller does it all. The lock guards the error; the rest is
+ * atomic or belongs to the thread that took the shard. A thread's text of a header lives until it takes no more.
+ */
+#include "shards.h"
+
+#include "core/arith.h"
+#include "core/error.h"
+#include "core/mem.h"
+
+#include <stdatomic.h>
+
+/* Most headers come with the first read. */
+#define FIRST_READ ((size_t)64 << 10)
+/* Fewer shards are read before the threads would be there. */
+#define MANY_SHARDS 16
+#define MAX_THREADS 8
+
+struct reading {
+	const struct hr__hash_key *key;
+	struct hr__shard *shards;
+	hr__shard_open *open;
+	void *ctx;
+	atomic_uint next;              /* the first that nobody has taken */
+	_Atomic uint64_t header_bytes; /* of all that were taken */
+	atomic_uint end;               /* the first that failed, or the number of shards */
+	pthread_mutex_t lock;
+	struct hr__error_record error; /* of `end` */
+	bool is_over;                  /* and that is that all headers together are too large */
+};
+
+struct text {
+	uint8_t *bytes;
+	size_t room;
+};
+
+/* ---- one shard ---- */
+
+static int text_reserve(struct text *text, size_t bytes)
+{
+	uint8_t *bigger;
+
+	if (bytes <= text->room)
+		return 0;
+	bigger = hr__realloc(text->bytes, bytes, 1);
+	if (!bigger)
+		return HR_E_NOMEM;
+	text->bytes = bigger;
+	text->room = bytes;
+	return 0;
+}
+
+static int count_header_bytes(struct reading *reading, const struct hr__source *source, uint64_t json_bytes,
+			      bool *is_over)
+{
+	/* at most 65,536 times 10^8 */
+	uint64_t all = atomic_fetch_add(&reading->header_bytes, json_bytes) + json_bytes;
+
+	*is_over = all > HR__MAX_MODEL_HEADER_BYTES;
+	if (!*is_over)
+		return 0;
+	return hr__fail_at(&(struct hr__where){.stage = "header", .path = source->path, .offset = 0}, HR_E_LIMIT,
+			   "with %s the headers of this model have %" PRIu64 " bytes; the limit is %" PRIu64,
+			   source->path, all, HR__MAX_MODEL_HEADER_BYTES);
+}
+
+/* Reads the header's text, behind its length. */
+static int read_header(struct reading *reading, const struct hr__source *source, struct text *text,
+		       uint64_t *json_bytes, bool *is_over)
+{
+	size_t first = (size_t)hr__min_u64(source->bytes, FIRST_READ), all;
+	int code = text_reserve(text, FIRST_READ);
+
+	if (!code)
+		code = hr__source_read(source, 0, text->bytes, first);
+	if (code)
+		return code;
+	code = hr__header_frame(text->bytes, first, source->bytes, json_bytes);
+	if (code)
+		return hr__error_locate("header", source->path, NULL, 0);
+	code = count_header_bytes(reading, source, *json_bytes, is_over);
+	all = HR__FRAME_BYTES + (size_t)*json_bytes;
+	if (!code && all > first)
+		code = text_reserve(text, all);
+	if (!code && all > first)
+		code = hr__source_read(source, first, text->bytes + first, all - first);
+	return code;
+}
+
+static int read_shard(struct reading *reading, uint32_t number, struct text *text, bool *is_over)
+{
+	struct hr__shard *shard = &reading->shards[number];
+	struct hr__source *source = &shard->source;
+	uint64_t json_bytes = 0;
+	int code = reading->open(reading->ctx, number, source);
+
+	if (code)
+		return code;
+	code = read_header(reading, source, text, &json_bytes, is_over);
+	if (!code)
+		code = hr__source_check(source);
+	if (code)
+		return code;
+	shard->data_offset = HR__FRAME_BYTES + json_bytes;
+	code = hr__header_parse(reading->key, text->bytes + HR__FRAME_BYTES, (size_t)json_bytes,
+				source->bytes - shard->data_offset, &shard->header);
+	return code ? hr__error_locate("header", source->path, NULL, 0) : 0;
+}
+
+static void shard_empty(struct hr__shard *shard)
+{
+	*shard = (struct hr__shard){.source.file = {.fd = -1, .direct_fd = -1}};
+}
+
+void hr__shard_close(struct hr__shard *shard)
+{
+	hr__header_free(&shard->header);
+	hr__source_close(&shard->source);
+	shard_empty(shard);
+}
+
+/* ---- all of them ---- */
+
+static void keep_failure(struct reading *reading, uint32_t number, bool is_over)
+{
+	pthread_mutex_lock(&reading->lock);
+	if (number < atomic_load(&reading->end)) {
+		atomic_store(&reading->end, number);
+		hr__error_save(&reading->error);
+		reading->is_over = is_over;
+	}
+	pthread_mutex_unlock(&reading->lock);
+}
+
+static void *read_some(void *ctx)
+{
+	struct reading *reading = ctx;
+	struct text text = {.bytes = NULL};
+
+	for (;;) {
+		uint32_t number = atomic_fetch_add(&reading->next, 1);
+		bool is_over = false;
+
+		if (number >= atomic_load(&reading->end))
+			break;
+		if (read_shard(reading, number, &text, &is_over))
+			keep_failure(reading, number, is_over);
+	}
+	hr__free(text.bytes);
+	return NULL;
+}
+
+static void read_together(struct reading *reading, unsigned n_threads)
+{
+	pthread_t helpers[MAX_THREADS];
+	unsigned n = 0;
+
+	while (n + 1 < n_threads && hr__os_thread(&helpers[n], "hr-open", read_some, reading) == 0)
+		n++;
+	read_some(reading);
+	for (unsigned i = 0; i < n; i++)
+		pthread_join(helpers[i], NULL);
+}
+
+int hr__shards_read(const struct hr__hash_key *key, struct hr__shard *shards, uint32_t n, hr__shard_open *open,
+		    void *ctx, uint32_t *n_good)
+{
+	struct reading reading = {
+		.key = key, .shards = shards, .open = open, .ctx = ctx, .lock = PTHREAD_MUTEX_INITIALIZER};
+	unsigned n_threads = n < MANY_SHARDS ? 1 : (unsigned)hr__min_u64(hr__os_cpus(), MAX_THREADS);
+
+	for (uint32_t s = 0; s < n; s++)
+		shard_empty(&shards[s]);
+	atomic_init(&reading.end, n);
+	read_together(&reading, n_threads);
+	if (reading.is_over && n_threads > 1) {
+		/* With which shard it became too much depends on their order: now they are taken in it. */
+		for (uint32_t s = 0; s < n; s++)
+			hr__shard_close(&shards[s]);
+		atomic_store(&reading.next, 0);
+		atomic_store(&reading.header_bytes, 0);
+		atomic_store(&reading.end, n);
+		read_together(&reading, 1);
+	}
+	*n_good = atomic_load(&reading.end);
+	for (uint32_t s = *n_good; s < n; s++)
+		hr__shard_close(&shards[s]);
+	return *n_good < n ? hr__error_restore(&reading.error) : 0;
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reading the shards of a model: each is opened, its header read and checked. Of many shards several are read at once,
+ * on threads that end before the call does; what comes out is the same as if they had been read one after the other.
+ */
+#ifndef HR_MODEL_SHARDS_H
+#define HR_MODEL_SHARDS_H
+
+#include "model/source.h"
+
+#include "core/hash.h"
+#include "format/header.h"
+
+#define HR__MAX_SHARDS 65536
+/* All headers of a model together; a hundred times what a checkpoint of 100,000 tensors has. */
+#define HR__MAX_MODEL_HEADER_BYTES (UINT64_C(1) << 30)
+
+struct hr__shard {
+	struct hr__source source;
+	struct hr__header header;
+	uint64_t data_offset;
+	uint64_t first; /* number of its first tensor */
+	uint64_t count; /* of its tensors that are the model's */
+};
+
+/* Opens shard `number`, on any thread and in no order. 0, or the code of the thread's last error, with nothing left
+ * open. */
+typedef int hr__shard_open(void *ctx, uint32_t number, struct hr__source *source);
+
+/* Fills `shards`, which has room for `n` (at least 1). Stops at the first of them, in their order, that is not
+ * good: gives its error, as this thread's last, and sets *n_good to its number; the rest are closed. Errors: those
+ * of `open`; those of the header, with the source's path; HR_E_IO, HR_E_SHORT, HR_E_CHANGED, HR_E_LIMIT. */
+int hr__shards_read(const struct hr__hash_key *key, struct hr__shard *shards, uint32_t n, hr__shard_open *open,
+		    void *ctx, uint32_t *n_good);
+void hr__shard_close(struct hr__shard *shard);
+
+#endif
