@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every engine, on every device that is here, through and around the page cache: the same bytes, and for the same broken input the
- * same error code. A new engine is tested by its row in the table. Set HR_CHECKPOINT to a real checkpoint's directory or file to load
- * that too.
+ * Every engine, on every device that is here, through and around the page cache: the same bytes, and for the same
+ * broken input the same error code. A new engine is tested by its row in the table. Set HR_CHECKPOINT to a real
+ * checkpoint's directory or file to load that too.
  */
 #include "loadtest.h"
 
@@ -20,8 +20,10 @@ struct combination {
 	uint32_t caching;
 };
 
-/* Walks all combinations; `body` gets the bed with a loader that is open. Combinations that cannot be had here are named. */
-static void on_all(struct bed *bed, const struct hr_loader_opts *base, void (*body)(struct bed *bed, const struct combination *c))
+/* Walks all combinations; `body` gets the bed with a loader that is open. Combinations that cannot be had here are
+ * named. */
+static void on_all(struct bed *bed, const struct hr_loader_opts *base,
+		   void (*body)(struct bed *bed, const struct combination *c))
 {
 	for (size_t d = 0; d < 2; d++) {
 		const struct hr__engine_ops *const *ops = hr__engines();
@@ -59,8 +61,8 @@ static void on_all(struct bed *bed, const struct hr_loader_opts *base, void (*bo
 static void name_it(const struct combination *c, int rc)
 {
 	if (rc)
-		printf("# on %s by %s, caching %s: %s: %s\n", c->device, c->engine ? c->engine : "auto", cachings[c->caching],
-		       hr_error_name(rc), hr_error_last()->message);
+		printf("# on %s by %s, caching %s: %s: %s\n", c->device, c->engine ? c->engine : "auto",
+		       cachings[c->caching], hr_error_name(rc), hr_error_last()->message);
 }
 
 /* Whether O_DIRECT is refused where the test's files are, and that is the whole trouble. */
@@ -79,7 +81,8 @@ static void check_share(const struct bed *bed, const struct combination *c)
 	for (int i = 0; i < HR_N_ENGINES; i++) {
 		cached += stats.cached_bytes[i];
 		direct += stats.direct_bytes[i];
-		if (c->engine && hr__engine_find(c->engine)->id != (uint32_t)i) /* asked for by name, it alone may read */
+		/* asked for by name, it alone may read */
+		if (c->engine && hr__engine_find(c->engine)->id != (uint32_t)i)
 			assert_int_equal(stats.cached_bytes[i] + stats.direct_bytes[i], 0);
 	}
 	if (c->caching == HR_CACHING_FILL)

@@ -86,7 +86,8 @@ static int read_step(struct hr__io *io, size_t *got)
 /* Whether this read is one that hangs. Under the lock. */
 static int hangs(uint64_t number)
 {
-	return set.hang_read && !let_go && number >= set.hang_read && number < set.hang_read + (set.n_hang ? set.n_hang : 1);
+	return set.hang_read && !let_go && number >= set.hang_read &&
+	       number < set.hang_read + (set.n_hang ? set.n_hang : 1);
 }
 
 /* Waits or fails as told for the read of this number. 1: the read is over already. */

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every allocation fails once, and every system and driver call fails once: n = 1, 2, ... until the scenario goes through without
- * meeting the fault. The scenario opens a model, a device and a loader, runs a job, a feed and a get, compares what came, and closes
- * all. What must hold, wherever the fault strikes:
+ * Every allocation fails once, and every system and driver call fails once: n = 1, 2, ... until the scenario goes
+ * through without meeting the fault. The scenario opens a model, a device and a loader, runs a job, a feed and a get,
+ * compares what came, and closes all. What must hold, wherever the fault strikes:
  *
  *  - a call that fails answers a code that fits, the thread's last error says the same, and out-parameters are NULL;
  *  - what succeeds in spite of the fault delivered the right bytes;
- *  - every close works, and nothing is left: descriptors, threads, memory (where LeakSanitizer is there), objects of the driver;
+ *  - every close works, and nothing is left: descriptors, threads, memory (where LeakSanitizer is there), objects of
+ *    the driver;
  *  - nothing hangs.
  *
- * Each run is a process of its own, so that what a failed clean-up call leaves behind (a registration that could not be taken back)
- * does not reach the next. Of the hundreds of calls over a driver only some n are tried, over a real one, whose start takes long, few;
- * HR_OOM_ALL=1 in the environment tries all.
+ * Each run is a process of its own, so that what a failed clean-up call leaves behind (a registration that could not
+ * be taken back) does not reach the next. Of the hundreds of calls over a driver only some n are tried, over a real
+ * one, whose start takes long, few; HR_OOM_ALL=1 in the environment tries all.
  */
 #include "loadtest.h"
 #include "modeltest.h"
@@ -37,9 +38,9 @@ struct scenario {
 /* Where the child gives up. */
 static _Noreturn void wrong(const struct scenario *s, int line, const char *what, int code)
 {
-	fprintf(stderr, "# %s, engine %s, %s %llu, errno %d: line %d: %s: %s (%d): %s\n", s->device, s->engine ? s->engine : "auto",
-		s->point ? s->point : "call", (unsigned long long)s->n, s->errno_value, line, what, hr_error_name(code), code,
-		hr_error_last()->message);
+	fprintf(stderr, "# %s, engine %s, %s %llu, errno %d: line %d: %s: %s (%d): %s\n", s->device,
+		s->engine ? s->engine : "auto", s->point ? s->point : "call", (unsigned long long)s->n, s->errno_value,
+		line, what, hr_error_name(code), code, hr_error_last()->message);
 	_exit(2);
 }
 #define WRONG(what, code) wrong(s, __LINE__, what, code)
@@ -50,7 +51,8 @@ static bool code_fits(const struct scenario *s, int code)
 		return code == HR_E_NOMEM;
 	if (s->errno_value == ENOENT && (code == HR_E_NOTFOUND || code == HR_E_INDEX))
 		return true;
-	return code == HR_E_IO || code == HR_E_NOMEM || code == HR_E_UNSUPPORTED || code == HR_E_DEVICE || code == HR_E_DEVICE_MEMORY;
+	return code == HR_E_IO || code == HR_E_NOMEM || code == HR_E_UNSUPPORTED || code == HR_E_DEVICE ||
+	       code == HR_E_DEVICE_MEMORY;
 }
 
 /* Whether the call succeeded; one that failed did so properly. */
@@ -78,7 +80,8 @@ static void check_buffer(const struct scenario *s, uint64_t tensor, hr_buffer *b
 
 	if (hr_buffer_bytes(buffer) != s->bytes[tensor])
 		WRONG("a buffer has the wrong size", 1);
-	if (TRY(hr_buffer_read(buffer, 0, got, s->bytes[tensor]), NULL) && memcmp(got, s->want[tensor], s->bytes[tensor]) != 0)
+	if (TRY(hr_buffer_read(buffer, 0, got, s->bytes[tensor]), NULL) &&
+	    memcmp(got, s->want[tensor], s->bytes[tensor]) != 0)
 		WRONG("wrong bytes", 1);
 	free(got);
 }
@@ -96,7 +99,8 @@ static void run_job(const struct scenario *s, hr_loader *loader, hr_model *model
 	for (uint64_t i = 0; i < N_TENSORS && good; i++) {
 		good = TRY(hr_buffer_new(loader, s->bytes[i], &buffers[i]), buffers[i]);
 		if (good) /* in reverse, so that they must be sorted */
-			reads[N_TENSORS - 1 - i] = (struct hr_read){i, 0, UINT64_MAX, hr_buffer_data(buffers[i]), s->bytes[i]};
+			reads[N_TENSORS - 1 - i] = (struct hr_read){i, 0, UINT64_MAX, hr_buffer_data(buffers[i]),
+								    s->bytes[i]};
 	}
 	if (good && TRY(hr_job_start(loader, model, reads, N_TENSORS, &opts, &job), job)) {
 		TRY(hr_job_fd(job, &fd), NULL);
@@ -232,7 +236,8 @@ static void write_index(const struct bed *bed)
 		struct hr_tensor t = HR_TENSOR_INIT;
 
 		assert_ok(hr_model_tensor(bed->model, i, &t));
-		fprintf(file, "%s\"%.*s\":\"%s\"", i ? "," : "", (int)t.name_len, t.name, strrchr(bed->paths[t.shard], '/') + 1);
+		fprintf(file, "%s\"%.*s\":\"%s\"", i ? "," : "", (int)t.name_len, t.name,
+			strrchr(bed->paths[t.shard], '/') + 1);
 	}
 	fprintf(file, "}}");
 	fclose(file);
@@ -250,8 +255,9 @@ static void until_it_is_not_met(struct scenario *s, uint64_t step)
 		if (answer == 0)
 			break;
 		if (answer != 1)
-			fail_msg("%s, engine %s, %s %llu, errno %d: the child gave %d", s->device, s->engine ? s->engine : "auto",
-				 s->point ? s->point : "call", (unsigned long long)s->n, s->errno_value, answer);
+			fail_msg("%s, engine %s, %s %llu, errno %d: the child gave %d", s->device,
+				 s->engine ? s->engine : "auto", s->point ? s->point : "call", (unsigned long long)s->n,
+				 s->errno_value, answer);
 	}
 	printf("# %s, engine %s, %s: %llu\n", s->device, s->engine ? s->engine : "auto", s->point ? s->point : "calls",
 	       (unsigned long long)s->n - 1);
@@ -261,7 +267,10 @@ static void on_device(const char *device, const char *point, int errno_value)
 {
 	static const char *const engines[] = {NULL, "pread", "uring"};
 	int there = in_child(is_there, (void *)(uintptr_t)device);
-	uint64_t step = getenv("HR_OOM_ALL") ? 1 : there == 2 ? 41 : there == 1 && !point && strcmp(device, "cpu") != 0 ? 13 : 1;
+	uint64_t step = getenv("HR_OOM_ALL")                                 ? 1
+			: there == 2                                         ? 41
+			: there == 1 && !point && strcmp(device, "cpu") != 0 ? 13
+									     : 1;
 	struct bed bed;
 
 	if (!there)
@@ -269,7 +278,11 @@ static void on_device(const char *device, const char *point, int errno_value)
 	bed_open(&bed, 3, N_TENSORS, 150000);
 	write_index(&bed);
 	for (size_t e = 0; e < 3; e++) {
-		struct scenario s = {.dir = bed.dir, .device = device, .engine = engines[e], .point = point, .errno_value = errno_value};
+		struct scenario s = {.dir = bed.dir,
+				     .device = device,
+				     .engine = engines[e],
+				     .point = point,
+				     .errno_value = errno_value};
 
 		for (uint64_t i = 0; i < N_TENSORS; i++) {
 			struct hr_tensor t = HR_TENSOR_INIT;

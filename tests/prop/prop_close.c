@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Closing a loader under those who use it: threads that wait for jobs (several for the same one), drink from feeds, ask for
- * statistics, cancel, close their handles and drop buffers, while the main thread closes the loader with time-outs that are too short
- * and long enough. What must hold: every call answers one of the codes that fit, what was handed out is right, and all ends.
+ * Closing a loader under those who use it: threads that wait for jobs (several for the same one), drink from feeds,
+ * ask for statistics, cancel, close their handles and drop buffers, while the main thread closes the loader with
+ * time-outs that are too short and long enough. What must hold: every call answers one of the codes that fit, what was
+ * handed out is right, and all ends.
  */
 #include "loadtest.h"
 
@@ -18,8 +19,8 @@ struct user {
 	const struct bed *bed;
 	struct test_random random;
 	pthread_t thread;
-	hr_job *job;      /* closed by its own thread once nobody waits for it any more */
-	hr_job *shared;   /* of all threads */
+	hr_job *job;    /* closed by its own thread once nobody waits for it any more */
+	hr_job *shared; /* of all threads */
 	hr_feed *feed;
 	hr_buffer *buffer;
 	const char *wrong;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The loader under random use: random models, settings, engines that misbehave, and several threads that run jobs and feeds, wait,
- * cancel and close early. What must hold, always:
+ * The loader under random use: random models, settings, engines that misbehave, and several threads that run jobs and
+ * feeds, wait, cancel and close early. What must hold, always:
  *
- *  - a job that succeeds put the right bytes at its destinations; whatever a job does, bytes beside them stay as they were;
- *  - a feed hands out the tensors asked for, in the order promised, each with the right bytes, also when the buffers are kept
- *    beyond feed, loader and device;
+ *  - a job that succeeds put the right bytes at its destinations; whatever a job does, bytes beside them stay as they
+ *    were;
+ *  - a feed hands out the tensors asked for, in the order promised, each with the right bytes, also when the buffers
+ *    are kept beyond feed, loader and device;
  *  - when nothing is going on any more, every slot is free, and the loader closes at once.
  *
  * Threads of the test answer by value: the first sentence of what went wrong.
@@ -18,9 +19,9 @@
 #include <unistd.h>
 
 #define MAX_READS 60
-#define MAX_KEPT 64
+#define MAX_KEPT  64
 #define N_THREADS 3
-#define GUARD 61
+#define GUARD     61
 
 struct kept {
 	struct hr_tensor tensor;
@@ -64,7 +65,8 @@ struct job_case {
 	uint64_t bytes;
 };
 
-/* Random ranges, some empty, some twice, some overlapping; destinations follow one another, with or without room between. */
+/* Random ranges, some empty, some twice, some overlapping; destinations follow one another, with or without room
+ * between. */
 static void make_reads(struct worker *w, struct job_case *c)
 {
 	c->n = pick(w, 5) ? pick(w, MAX_READS + 1) : 1;
@@ -109,7 +111,8 @@ static bool make_memory(struct worker *w, struct job_case *c)
 	return true;
 }
 
-/* What the memory must hold now is what it held before, with the ranges laid over it; if the job failed, those do not count. */
+/* What the memory must hold now is what it held before, with the ranges laid over it; if the job failed, those do
+ * not count. */
 static bool check_memory(struct worker *w, struct job_case *c, bool succeeded)
 {
 	if (hr_buffer_read(c->buffer, 0, c->after, c->bytes))
@@ -124,7 +127,8 @@ static bool check_memory(struct worker *w, struct job_case *c, bool succeeded)
 			memcpy(c->after + c->at[i], c->before + c->at[i], read->dst_bytes);
 	}
 	if (memcmp(c->before, c->after, c->bytes) != 0)
-		return fail_worker(w, succeeded ? "a job delivered wrong bytes" : "a job wrote beside its destinations", 1);
+		return fail_worker(w, succeeded ? "a job delivered wrong bytes" : "a job wrote beside its destinations",
+				   1);
 	return true;
 }
 
@@ -188,7 +192,8 @@ static bool run_job(struct worker *w)
 static bool is_right(const struct worker *w, const struct kept *k)
 {
 	unsigned char *got = malloc(k->tensor.bytes ? k->tensor.bytes : 1);
-	bool right = hr_buffer_bytes(k->buffer) == k->tensor.bytes && hr_buffer_read(k->buffer, 0, got, k->tensor.bytes) == 0 &&
+	bool right = hr_buffer_bytes(k->buffer) == k->tensor.bytes &&
+		     hr_buffer_read(k->buffer, 0, got, k->tensor.bytes) == 0 &&
 		     memcmp(got, w->shards[k->tensor.shard] + k->tensor.offset, k->tensor.bytes) == 0;
 
 	free(got);
@@ -206,7 +211,8 @@ static bool take_one(struct worker *w, const struct kept *now)
 	return right || fail_worker(w, "a feed handed out wrong bytes", 1);
 }
 
-static bool in_order(const struct worker *w, const struct kept *last, const struct kept *now, const struct hr_feed_opts *opts, size_t i)
+static bool in_order(const struct worker *w, const struct kept *last, const struct kept *now,
+		     const struct hr_feed_opts *opts, size_t i)
 {
 	(void)w;
 	if (opts->tensors && (opts->flags & HR_FEED_GIVEN_ORDER))
@@ -282,7 +288,8 @@ static void *work(void *arg)
 static void random_opts(struct test_random *random, struct hr_loader_opts *opts)
 {
 	static const char *const engines[] = {NULL, "pread", "uring", "fake", "fake-queue", "fake", "fake-queue"};
-	struct fake_engine_settings fake = {.seed = test_random_next(random), .short_reads = (int)test_random_below(random, 2)};
+	struct fake_engine_settings fake = {.seed = test_random_next(random),
+					    .short_reads = (int)test_random_below(random, 2)};
 
 	opts->slot_bytes = HR_MIN_SLOT_BYTES * (1 + test_random_below(random, 3));
 	opts->staging_bytes = opts->slot_bytes * (2 + test_random_below(random, 8)) + test_random_below(random, 1000);
@@ -305,8 +312,8 @@ static void check_idle(hr_loader *loader)
 	pthread_mutex_unlock(&loader->lock);
 }
 
-static void run_threads(struct worker *workers, struct bed *bed, unsigned char *const *shards, struct test_random *random,
-			const struct hr_loader_opts *opts)
+static void run_threads(struct worker *workers, struct bed *bed, unsigned char *const *shards,
+			struct test_random *random, const struct hr_loader_opts *opts)
 {
 	size_t n = 1 + test_random_below(random, N_THREADS);
 
@@ -321,9 +328,11 @@ static void run_threads(struct worker *workers, struct bed *bed, unsigned char *
 		pthread_join(workers[i].thread, NULL);
 	for (size_t i = 0; i < n; i++)
 		if (workers[i].wrong)
-			fail_msg("%s (%s %d): engine %s, caching %u, staging %llu, slots %llu, readers %u", workers[i].wrong,
-				 hr_error_name(workers[i].code), workers[i].code, opts->engine ? opts->engine : "auto", opts->caching,
-				 (unsigned long long)opts->staging_bytes, (unsigned long long)opts->slot_bytes, opts->readers);
+			fail_msg("%s (%s %d): engine %s, caching %u, staging %llu, slots %llu, readers %u",
+				 workers[i].wrong, hr_error_name(workers[i].code), workers[i].code,
+				 opts->engine ? opts->engine : "auto", opts->caching,
+				 (unsigned long long)opts->staging_bytes, (unsigned long long)opts->slot_bytes,
+				 opts->readers);
 }
 
 static void check_kept(struct worker *workers)
@@ -354,7 +363,8 @@ static void run_round(struct test_random *random, const char *device)
 	struct bed bed;
 
 	random_opts(random, &opts);
-	bed_open(&bed, test_random_next(random) >> 32, 2 + test_random_below(random, 40), 1 + test_random_below(random, 400000));
+	bed_open(&bed, test_random_next(random) >> 32, 2 + test_random_below(random, 40),
+		 1 + test_random_below(random, 400000));
 	read_shards(bed.model, shards);
 	assert_ok(hr_device_open(device, &bed.device));
 	if (hr_loader_open(bed.device, &opts, &bed.loader) == HR_E_UNSUPPORTED && opts.engine) {

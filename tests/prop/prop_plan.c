@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The plan against a slow model: a picture of every source, one number a byte. Spans come in any shape (sorted or not, overlapping,
- * repeated, empty, in several sources), and the cursor is stopped and let on as a feed does. What must hold, always:
+ * The plan against a slow model: a picture of every source, one number a byte. Spans come in any shape (sorted or not,
+ * overlapping, repeated, empty, in several sources), and the cursor is stopped and let on as a feed does. What must
+ * hold, always:
  *
  *  - every wanted byte is in exactly one piece, pieces of a span come in order, and none is empty;
  *  - a chunk's envelope is aligned, fits into a slot, holds the chunk, and expects exactly what the source has there;
@@ -12,8 +13,8 @@
 
 #include "model/plan.h"
 
-#define MAX_SPANS 40
-#define MAX_SOURCES 3
+#define MAX_SPANS        40
+#define MAX_SOURCES      3
 #define MAX_SOURCE_BYTES 3000
 
 struct world {
@@ -23,7 +24,7 @@ struct world {
 	uint32_t n_sources;
 	bool is_disjoint; /* sorted and without overlap */
 	/* The picture. */
-	uint64_t arrived[MAX_SPANS]; /* bytes of the span so far: its pieces come in order */
+	uint64_t arrived[MAX_SPANS];                       /* bytes of the span so far: its pieces come in order */
 	unsigned char read[MAX_SOURCES][MAX_SOURCE_BYTES]; /* how often as a piece */
 };
 
@@ -150,9 +151,11 @@ static void check_chunk(struct world *w, const struct hr__chunk *chunk, size_t s
 }
 
 /* Whether the chunk had to end where it did: nothing that could have joined was left for another read. */
-static void check_greedy(const struct world *w, const struct hr__chunk *chunk, const struct hr__cursor *cursor, size_t stop)
+static void check_greedy(const struct world *w, const struct hr__chunk *chunk, const struct hr__cursor *cursor,
+			 size_t stop)
 {
-	uint64_t limit = chunk->offset / w->plan.align * w->plan.align + w->plan.slot_bytes, end = chunk->offset + chunk->bytes;
+	uint64_t limit = chunk->offset / w->plan.align * w->plan.align + w->plan.slot_bytes,
+		 end = chunk->offset + chunk->bytes;
 	const struct hr__span *next = &w->spans[cursor->span];
 	uint32_t pieces = 0;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pool: random legal moves keep the counts true after each step, and every illegal one ends the process, whatever state the
- * slot is in. The table of legal moves here is written out by hand, apart from the pool's own.
+ * The pool: random legal moves keep the counts true after each step, and every illegal one ends the process, whatever
+ * state the slot is in. The table of legal moves here is written out by hand, apart from the pool's own.
  */
 #include "hrtest.h"
 
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define N_STATES 5
-#define N_SLOTS 7
+#define N_SLOTS  7
 
 /* free, filling, full, draining, lost */
 static const bool legal[N_STATES][N_STATES] = {

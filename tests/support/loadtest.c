@@ -106,7 +106,8 @@ bool buffer_is_right(const hr_model *model, const struct hr_tensor *tensor, hr_b
 	return right;
 }
 
-static int run_job(hr_loader *loader, hr_model *model, const struct hr_read *reads, size_t n, const struct hr_job_opts *opts)
+static int run_job(hr_loader *loader, hr_model *model, const struct hr_read *reads, size_t n,
+		   const struct hr_job_opts *opts)
 {
 	hr_job *job;
 	int rc = hr_job_start(loader, model, reads, n, opts, &job), close_rc;

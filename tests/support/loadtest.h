@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tests of the loader share: a bed of two shards with many odd-sized tensors, a device and a loader over it, and ways to
- * load from it that compare every byte with a plain read of the file (hr_model_read_shard, which shares no code with the loader).
+ * What the tests of the loader share: a bed of two shards with many odd-sized tensors, a device and a loader over it,
+ * and ways to load from it that compare every byte with a plain read of the file (hr_model_read_shard, which shares no
+ * code with the loader).
  *
  * Functions that may run on a thread of a test answer by value, since cmocka asserts on the main thread only.
  */
@@ -19,8 +20,8 @@ struct bed {
 	hr_loader *loader;
 };
 
-/* Writes two shards with `n_tensors` tensors of 0 to `max_bytes` bytes, most of them odd and some of them empty, and opens them as one
- * model. The files' times are set back. */
+/* Writes two shards with `n_tensors` tensors of 0 to `max_bytes` bytes, most of them odd and some of them empty,
+ * and opens them as one model. The files' times are set back. */
 void bed_open(struct bed *bed, uint64_t seed, size_t n_tensors, uint64_t max_bytes);
 /* The same in a directory that is there already ("/dev/shm/..."). Takes `dir` over. */
 void bed_open_in(struct bed *bed, char *dir, uint64_t seed, size_t n_tensors, uint64_t max_bytes);
@@ -41,8 +42,8 @@ bool buffer_is_right(const hr_model *model, const struct hr_tensor *tensor, hr_b
 
 /* Loads all tensors by one job, into buffers of the loader's; 0, or the failure; 1 if a byte is wrong. */
 int load_by_job(hr_loader *loader, hr_model *model, const struct hr_job_opts *opts);
-/* The same by a feed; `keep`: all buffers are kept until the end and compared then, else each is compared and released at once.
- * `n_out` (may be NULL): how many were handed out. */
+/* The same by a feed; `keep`: all buffers are kept until the end and compared then, else each is compared and
+ * released at once. `n_out` (may be NULL): how many were handed out. */
 int load_by_feed(hr_loader *loader, hr_model *model, const struct hr_feed_opts *opts, bool keep, size_t *n_out);
 
 /* Whether a device of this name can be opened here. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Buffers by the public header: counts, reading back, outliving everything, memory that cannot be had, a caller's own allocator, and
- * releases on one thread while the loader closes on another.
+ * Buffers by the public header: counts, reading back, outliving everything, memory that cannot be had, a caller's own
+ * allocator, and releases on one thread while the loader closes on another.
  */
 #include "loadtest.h"
 
@@ -135,7 +135,8 @@ static struct {
 
 static void *hook_alloc(void *ctx, uint64_t bytes, uint64_t align, void *stream)
 {
-	if (ctx != &hooks || !hooks.inside || !pthread_equal(hooks.thread, pthread_self()) || stream || align < 256 || bytes == 0)
+	if (ctx != &hooks || !hooks.inside || !pthread_equal(hooks.thread, pthread_self()) || stream || align < 256 ||
+	    bytes == 0)
 		hooks.n_wrong++;
 	if (hooks.n_allocated - hooks.n_released >= hooks.most || hooks.n_allocated == MAX_BLOCKS)
 		return NULL;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The contract of engine.h, run on every engine of the table: right bytes and nothing beside them, the file's tail, short reads that
- * are gone on with, failures, the end that comes too early, many requests at once, wake(). A new engine is one more row of the table
- * and is tested by that alone. An engine that cannot be used here is skipped with its reason.
+ * The contract of engine.h, run on every engine of the table: right bytes and nothing beside them, the file's tail,
+ * short reads that are gone on with, failures, the end that comes too early, many requests at once, wake(). A new
+ * engine is one more row of the table and is tested by that alone. An engine that cannot be used here is skipped with
+ * its reason.
  */
 #include "hrtest.h"
 
@@ -16,8 +17,8 @@
 #include <unistd.h>
 
 #define FILE_BYTES (700001) /* no multiple of anything */
-#define SLOT ((size_t)128 << 10)
-#define N_SLOTS 24
+#define SLOT       ((size_t)128 << 10)
+#define N_SLOTS    24
 
 struct rig {
 	char *dir, *path;
@@ -121,7 +122,8 @@ static void run(struct hr__io *io)
 /* A request for [offset, offset + bytes) as the loader would make it: aligned if it is direct. */
 static struct hr__io request(unsigned char *memory, uint64_t offset, size_t bytes, bool direct)
 {
-	uint64_t align = direct ? 4096 : 1, begin = offset / align * align, end = (offset + bytes + align - 1) / align * align;
+	uint64_t align = direct ? 4096 : 1, begin = offset / align * align,
+		 end = (offset + bytes + align - 1) / align * align;
 
 	return (struct hr__io){.file = &rig.file,
 			       .offset = begin,
@@ -310,8 +312,8 @@ static void in_flight(bool direct)
 			assert_true(i < N_SLOTS && !came[i]); /* exactly once */
 			came[i] = true;
 			assert_int_equal(ios[i].code, 0);
-			check_memory(rig.staging + i * SLOT, offsets[i], 28672 < FILE_BYTES - offsets[i] ? 28672 : FILE_BYTES - offsets[i],
-				     28672);
+			check_memory(rig.staging + i * SLOT, offsets[i],
+				     28672 < FILE_BYTES - offsets[i] ? 28672 : FILE_BYTES - offsets[i], 28672);
 		}
 	}
 }
@@ -373,11 +375,13 @@ static void tries_again_what_is_no_failure(void **state)
 	on_every_engine(interrupted);
 }
 
-/* A direct read that stops in the middle of a sector: part of it must be read again, since a read cannot begin there. */
+/* A direct read that stops in the middle of a sector: part of it must be read again, since a read cannot begin
+ * there. */
 static void realigns_a_direct_read(void **state)
 {
 	struct hr__file file = {.offset_align = 512};
-	struct hr__io io = {.file = &file, .offset = 4096, .asked = 8192, .expected = 8192, .memory = rig.staging, .direct = true};
+	struct hr__io io = {
+		.file = &file, .offset = 4096, .asked = 8192, .expected = 8192, .memory = rig.staging, .direct = true};
 
 	(void)state;
 	assert_false(hr__io_advance(&io, 1000));
@@ -388,7 +392,8 @@ static void realigns_a_direct_read(void **state)
 	assert_true(hr__io_advance(&io, 8192 - 512));
 	assert_int_equal(io.code, 0);
 	assert_int_equal(io.got, 8192);
-	io = (struct hr__io){.file = &file, .offset = 4096, .asked = 8192, .expected = 8192, .memory = rig.staging, .direct = true};
+	io = (struct hr__io){
+		.file = &file, .offset = 4096, .asked = 8192, .expected = 8192, .memory = rig.staging, .direct = true};
 	assert_true(hr__io_advance(&io, 100)); /* less than a sector in mid-file: there is no way on */
 	assert_int_equal(io.code, HR_E_SHORT);
 }

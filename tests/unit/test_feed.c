@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Feeds by the public header: options, orders, the end, consumers that are slow or keep everything, failures that stay, early closes,
- * and that look-ahead takes no device memory. On every device that is here.
+ * Feeds by the public header: options, orders, the end, consumers that are slow or keep everything, failures that
+ * stay, early closes, and that look-ahead takes no device memory. On every device that is here.
  */
 #include "loadtest.h"
 
@@ -105,7 +105,9 @@ static void repeated(const char *device)
 	struct bed bed;
 
 	bed_open(&bed, 3, 30, 200000);
-	bed_load(&bed, device, &(struct hr_loader_opts){.size = sizeof(struct hr_loader_opts), .staging_bytes = HR_MIN_STAGING_BYTES});
+	bed_load(
+		&bed, device,
+		&(struct hr_loader_opts){.size = sizeof(struct hr_loader_opts), .staging_bytes = HR_MIN_STAGING_BYTES});
 	for (int i = 0; i < 90; i++)
 		order[i] = i % 3 ? test_random_below(&random, 30) : 17; /* one of them again and again */
 	opts.tensors = order;
@@ -346,7 +348,8 @@ static void peak(const char *device)
 		;
 	assert_ok(hr_loader_stats(bed.loader, &stats));
 	assert_true(stats.peak_buffer_bytes > 0);
-	assert_true(stats.peak_buffer_bytes <= UINT64_C(24) << 20); /* what is shared, and what the loader has yet to take back */
+	/* what is shared, and what the loader has yet to take back */
+	assert_true(stats.peak_buffer_bytes <= UINT64_C(24) << 20);
 	assert_true(stats.peak_staging_bytes <= opts.staging_bytes);
 	assert_ok(hr_feed_close(feed, HR_FOREVER));
 	bed_close(&bed);

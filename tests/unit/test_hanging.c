@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Promise 3, nothing under a moving DMA, where it is hardest: reads that do not come back. Deadlines, slots that are lost and found
- * again, readers that are all stuck, closes that must wait. With both kinds of engine, on every device that is here. Each test is
- * under an alarm: what must not happen is a hang.
+ * Promise 3, nothing under a moving DMA, where it is hardest: reads that do not come back. Deadlines, slots that are
+ * lost and found again, readers that are all stuck, closes that must wait. With both kinds of engine, on every device
+ * that is here. Each test is under an alarm: what must not happen is a hang.
  */
 #include "loadtest.h"
 
@@ -115,7 +115,7 @@ static void deadline(const char *device, const char *engine)
 	assert_int_equal(lost_bytes(&h), HR_MIN_SLOT_BYTES);
 	assert_int_equal(fake_engine_hanging(), 1);
 	assert_ok(hr_job_close(h.job, 0)); /* it has settled although the read is still out */
-	check_works(&h); /* with what is left */
+	check_works(&h);                   /* with what is left */
 	assert_fails(hr_loader_close(h.bed.loader, 30), HR_E_BUSY);
 	check_works(&h); /* nothing was closed */
 	wait_until_found(&h);
@@ -140,7 +140,8 @@ static void leaves_memory_alone_after_it_has_settled(void **state)
 		unsigned char *memory;
 		size_t bytes;
 
-		set_up(&h, "cpu", engines[i], 2, HR_MIN_SLOT_BYTES * 8, &(struct fake_engine_settings){.hang_read = 2, .n_hang = 2});
+		set_up(&h, "cpu", engines[i], 2, HR_MIN_SLOT_BYTES * 8,
+		       &(struct fake_engine_settings){.hang_read = 2, .n_hang = 2});
 		bytes = (size_t)h.tensor.bytes;
 		memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		h.read.dst = memory;
@@ -148,7 +149,8 @@ static void leaves_memory_alone_after_it_has_settled(void **state)
 		assert_fails(hr_job_wait(h.job, HR_FOREVER), HR_E_TIMEDOUT);
 		assert_ok(hr_job_close(h.job, 0));
 		munmap(memory, bytes);
-		memory = mmap(memory, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+		memory = mmap(memory, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE,
+			      -1, 0);
 		assert_true(memory != MAP_FAILED);
 		wait_until_found(&h);
 		for (size_t at = 0; at < bytes; at++)
@@ -246,7 +248,8 @@ static void says_lost_when_all_readers_are_stuck(void **state)
 	(void)state;
 	set_up(&h, "cpu", "fake", 1, HR_MIN_SLOT_BYTES * 8, &(struct fake_engine_settings){.hang_read = 1});
 	check_all_lost(&h, 1);
-	set_up(&h, "cpu", "fake", 3, HR_MIN_SLOT_BYTES * 8, &(struct fake_engine_settings){.hang_read = 1, .n_hang = 3});
+	set_up(&h, "cpu", "fake", 3, HR_MIN_SLOT_BYTES * 8,
+	       &(struct fake_engine_settings){.hang_read = 1, .n_hang = 3});
 	check_all_lost(&h, 3);
 }
 
@@ -255,7 +258,8 @@ static void says_lost_when_all_staging_memory_is(void **state)
 	struct hung h;
 
 	(void)state;
-	set_up(&h, "cpu", "fake-queue", 2, HR_MIN_STAGING_BYTES, &(struct fake_engine_settings){.hang_read = 1, .n_hang = 2});
+	set_up(&h, "cpu", "fake-queue", 2, HR_MIN_STAGING_BYTES,
+	       &(struct fake_engine_settings){.hang_read = 1, .n_hang = 2});
 	check_all_lost(&h, 2);
 }
 
@@ -264,7 +268,8 @@ static void says_lost_when_the_queue_is_full_of_reads_that_hang(void **state)
 	struct hung h;
 
 	(void)state;
-	set_up(&h, "cpu", "fake-queue", 2, HR_MIN_SLOT_BYTES * 60, &(struct fake_engine_settings){.hang_read = 1, .n_hang = 60});
+	set_up(&h, "cpu", "fake-queue", 2, HR_MIN_SLOT_BYTES * 60,
+	       &(struct fake_engine_settings){.hang_read = 1, .n_hang = 60});
 	check_all_lost(&h, 32);
 }
 

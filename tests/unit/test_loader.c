@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loaders and jobs by the public header: options and their errors, the smallest pool, ranges, waits, cancel, statistics, the order of
- * closing. Each test that moves bytes runs on every device that is here.
+ * Loaders and jobs by the public header: options and their errors, the smallest pool, ranges, waits, cancel,
+ * statistics, the order of closing. Each test that moves bytes runs on every device that is here.
  */
 #include "loadtest.h"
 
@@ -279,7 +279,8 @@ static void counts_what_it_does(void **state)
 }
 
 /* A bed whose first read hangs, and a job on it. */
-static hr_job *hanging_job(struct bed *bed, const char *device, const char *engine, hr_buffer **buffer, uint32_t io_timeout_ms)
+static hr_job *hanging_job(struct bed *bed, const char *device, const char *engine, hr_buffer **buffer,
+			   uint32_t io_timeout_ms)
 {
 	struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
 	struct hr_job_opts how = HR_JOB_OPTS_INIT;

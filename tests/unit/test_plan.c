@@ -42,7 +42,7 @@ static void joins_over_a_gap_up_to_its_limit(void **state)
 
 	(void)state;
 	assert_int_equal(draw_all(&plan, chunks, 4), 2);
-	is_chunk(&chunks[0], 0, 25, 0, 1); /* a gap of 5 */
+	is_chunk(&chunks[0], 0, 25, 0, 1);  /* a gap of 5 */
 	is_chunk(&chunks[1], 31, 10, 2, 2); /* one of 6 */
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The promises about bytes: nothing partial, nothing aliased, no changed file unnoticed, staging inside its bounds, nothing left
- * behind. (Reads that hang: test_hanging.c. What the system refuses, forks, resident set: test_system.c.) On every device that is here.
+ * The promises about bytes: nothing partial, nothing aliased, no changed file unnoticed, staging inside its bounds,
+ * nothing left behind. (Reads that hang: test_hanging.c. What the system refuses, forks, resident set: test_system.c.)
+ * On every device that is here.
  */
 #include "loadtest.h"
 #include "modeltest.h"
@@ -184,7 +185,8 @@ static void during_a_feed(const char *device, const char *engine)
 		hr_feed *feed;
 		int rc, n = 0;
 
-		fake_engine_set(&(struct fake_engine_settings){.hang_read = 12}); /* with the first tensors already in */
+		/* with the first tensors already in */
+		fake_engine_set(&(struct fake_engine_settings){.hang_read = 12});
 		bed_with(&bed, device, engine, HR_MIN_STAGING_BYTES);
 		assert_ok(hr_feed_open(bed.loader, bed.model, NULL, &feed));
 		do {
@@ -220,7 +222,9 @@ static void notices_a_file_that_changes_during_a_feed(void **state)
 static void beside_one_another(const char *device, const char *engine)
 {
 	struct hr_tensor t = HR_TENSOR_INIT;
-	struct { const unsigned char *from, *to; } ranges[80];
+	struct {
+		const unsigned char *from, *to;
+	} ranges[80];
 	hr_buffer *buffers[81]; /* the last for the end */
 	size_t n = 0;
 	struct bed bed;
@@ -233,7 +237,8 @@ static void beside_one_another(const char *device, const char *engine)
 		ranges[n].from = hr_buffer_data(buffers[n]);
 		ranges[n].to = ranges[n].from + t.bytes;
 		for (size_t i = 0; i < n; i++)
-			assert_true(!ranges[n].from || ranges[n].from >= ranges[i].to || ranges[i].from >= ranges[n].to);
+			assert_true(!ranges[n].from || ranges[n].from >= ranges[i].to ||
+				    ranges[i].from >= ranges[n].to);
 		n++;
 	}
 	assert_int_equal(n, 80);
@@ -265,7 +270,8 @@ static void within_bounds(const char *device, const char *engine)
 
 		fake_engine_set(NULL);
 		bed_with(&bed, device, engine, pools[i]);
-		assert_ok(load_by_job(bed.loader, bed.model, &(struct hr_job_opts){sizeof(struct hr_job_opts), 10000, 0, NULL, NULL}));
+		assert_ok(load_by_job(bed.loader, bed.model,
+				      &(struct hr_job_opts){sizeof(struct hr_job_opts), 10000, 0, NULL, NULL}));
 		assert_ok(load_by_feed(bed.loader, bed.model, NULL, false, NULL));
 		assert_ok(hr_loader_stats(bed.loader, &stats));
 		assert_true(stats.staging_bytes <= pools[i]);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Jobs and feeds beside a consumer's stream: nothing is written before the stream has come so far (wait_stream), what is queued
- * afterwards sees what was written (signal_stream), a caller's allocator hears the stream, and memory given back "on" a stream is not
- * used again before it. Over the look-alike driver or a real one. The consumer copies into pinned memory: into any other, a real
- * driver's copy would block.
+ * Jobs and feeds beside a consumer's stream: nothing is written before the stream has come so far (wait_stream), what
+ * is queued afterwards sees what was written (signal_stream), a caller's allocator hears the stream, and memory given
+ * back "on" a stream is not used again before it. Over the look-alike driver or a real one. The consumer copies into
+ * pinned memory: into any other, a real driver's copy would block.
  */
 #include "cuda_bench.h"
 #include "loadtest.h"
@@ -94,7 +94,9 @@ static void work_queued_after_a_wait_sees_the_bytes(void **state)
 		assert_ok(hr_job_start(c.loader, c.model, &read, 1, &opts, &job));
 		assert_ok(hr_job_wait(job, HR_FOREVER));
 		memset(c.bench.staging, 0, TENSOR_BYTES);
-		assert_int_equal(driver.api.cuMemcpyDtoHAsync(c.bench.staging, (hr__cu_ptr)(uintptr_t)read.dst, TENSOR_BYTES, c.bench.stream), 0);
+		assert_int_equal(driver.api.cuMemcpyDtoHAsync(c.bench.staging, (hr__cu_ptr)(uintptr_t)read.dst,
+							      TENSOR_BYTES, c.bench.stream),
+				 0);
 		assert_int_equal(driver.api.cuStreamSynchronize(c.bench.stream), 0);
 		assert_memory_equal(c.bench.staging, c.want, TENSOR_BYTES);
 		assert_ok(hr_job_close(job, 0));
@@ -117,7 +119,8 @@ static void a_feed_waits_and_signals(void **state)
 	for (int i = 0; i < 3; i++) {
 		assert_ok(hr_feed_next(feed, &t, &buffer));
 		if (t.bytes == TENSOR_BYTES) {
-			assert_int_equal(driver.api.cuMemcpyDtoHAsync(c.bench.staging, (hr__cu_ptr)(uintptr_t)hr_buffer_data(buffer),
+			assert_int_equal(driver.api.cuMemcpyDtoHAsync(c.bench.staging,
+								      (hr__cu_ptr)(uintptr_t)hr_buffer_data(buffer),
 								      TENSOR_BYTES, c.bench.stream),
 					 0);
 			assert_int_equal(driver.api.cuStreamSynchronize(c.bench.stream), 0);
@@ -145,8 +148,8 @@ static void memory_released_on_a_stream_is_used_only_after_it(void **state)
 	consumer_open(NULL);
 	assert_ok(hr_get(c.loader, c.model, 1, &buffer));
 	block_stream(&c.bench);
-	assert_int_equal(driver.api.cuMemcpyDtoHAsync(c.bench.staging, (hr__cu_ptr)(uintptr_t)hr_buffer_data(buffer), TENSOR_BYTES,
-						      c.bench.stream),
+	assert_int_equal(driver.api.cuMemcpyDtoHAsync(c.bench.staging, (hr__cu_ptr)(uintptr_t)hr_buffer_data(buffer),
+						      TENSOR_BYTES, c.bench.stream),
 			 0);
 	assert_ok(hr_buffer_release_on(buffer, c.bench.stream));
 	/* From elsewhere: a driver without pools makes whoever gives memory back wait for the stream. */
@@ -172,8 +175,8 @@ static void an_owner_that_is_not_the_last_is_heard_too(void **state)
 	assert_ok(hr_get(c.loader, c.model, 1, &buffer));
 	hr_buffer_acquire(buffer);
 	block_stream(&c.bench);
-	assert_int_equal(driver.api.cuMemcpyDtoHAsync(c.bench.staging, (hr__cu_ptr)(uintptr_t)hr_buffer_data(buffer), TENSOR_BYTES,
-						      c.bench.stream),
+	assert_int_equal(driver.api.cuMemcpyDtoHAsync(c.bench.staging, (hr__cu_ptr)(uintptr_t)hr_buffer_data(buffer),
+						      TENSOR_BYTES, c.bench.stream),
 			 0);
 	hr__fault_arm("cuEventRecord", 1, EIO);
 	assert_fails(hr_buffer_release_on(buffer, c.bench.stream), HR_E_DEVICE); /* and nothing was released */

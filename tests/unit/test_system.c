@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the system does to a loader: a fork, io_uring or O_DIRECT that is forbidden, a direct read that is turned down, a checkpoint
- * that is larger than memory should be. On every device that is here, where it matters.
+ * What the system does to a loader: a fork, io_uring or O_DIRECT that is forbidden, a direct read that is turned down,
+ * a checkpoint that is larger than memory should be. On every device that is here, where it matters.
  */
 #include "loadtest.h"
 #include "modeltest.h"
@@ -32,7 +32,8 @@ struct family {
 	void *dst;
 };
 
-/* In the child: every call answers HR_E_FORKED and frees nothing; the model can be read. The line of the first that does not. */
+/* In the child: every call answers HR_E_FORKED and frees nothing; the model can be read. The line of the first that
+ * does not. */
 #define MUST(condition)                  \
 	do {                             \
 		if (!(condition))        \
@@ -109,7 +110,8 @@ static int child(void *ctx)
 	line = line ? line : check_starts(ctx);
 	line = line ? line : check_model(ctx);
 	if (line)
-		fprintf(stderr, "in the child, line %d: %s %s\n", line, hr_error_name(hr_error_last()->code), hr_error_last()->message);
+		fprintf(stderr, "in the child, line %d: %s %s\n", line, hr_error_name(hr_error_last()->code),
+			hr_error_last()->message);
 	return line != 0;
 }
 
@@ -338,7 +340,8 @@ static void reads_again_what_a_file_system_turns_down(void **state)
 		memory = calloc(1, t.bytes);
 		read = (struct hr_read){t.index, 0, UINT64_MAX, memory, t.bytes};
 		make_cold(&bed);
-		hr__fault_arm("open", 1, EACCES); /* of /proc/meminfo: memory is not known to be plenty, so cold bytes go around the cache */
+		/* of /proc/meminfo: memory is not known to be plenty, so cold bytes go around the cache */
+		hr__fault_arm("open", 1, EACCES);
 		rc = hr_job_start(bed.loader, bed.model, &read, 1, NULL, &job);
 		hr__fault_arm(NULL, 0, 0);
 		assert_int_equal(rc, 0);
@@ -397,7 +400,8 @@ static void refuses_direct_reads_that_do_not_fit_into_slots(void **state)
 
 /* ---- resident set ---- */
 
-/* The most that the process has of VmRSS, in KiB, while a sparse checkpoint of so many tensors of 16 MiB is fed and dropped. */
+/* The most that the process has of VmRSS, in KiB, while a sparse checkpoint of so many tensors of 16 MiB is fed and
+ * dropped. */
 static uint64_t most_resident(size_t n)
 {
 	struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
@@ -411,8 +415,8 @@ static uint64_t most_resident(size_t n)
 
 	for (size_t i = 0; i < n; i++)
 		at += snprintf(header + at, sizeof(header) - (size_t)at,
-			       "%s\"t%zu\":{\"dtype\":\"U8\",\"shape\":[16777216],\"data_offsets\":[%zu,%zu]}", i ? "," : "{", i, i << 24,
-			       (i + 1) << 24);
+			       "%s\"t%zu\":{\"dtype\":\"U8\",\"shape\":[16777216],\"data_offsets\":[%zu,%zu]}",
+			       i ? "," : "{", i, i << 24, (i + 1) << 24);
 	header[at++] = '}';
 	length = (uint64_t)at - 8;
 	memcpy(header, &length, 8);
@@ -445,8 +449,8 @@ static void needs_memory_that_does_not_depend_on_the_models_size(void **state)
 	(void)state;
 	small = most_resident(8);  /* 128 MiB */
 	large = most_resident(64); /* 1 GiB */
-	printf("# resident before %llu KiB, at most %llu and %llu\n", (unsigned long long)before, (unsigned long long)small,
-	       (unsigned long long)large);
+	printf("# resident before %llu KiB, at most %llu and %llu\n", (unsigned long long)before,
+	       (unsigned long long)small, (unsigned long long)large);
 	assert_true(large <= small + (24 << 10));
 #ifndef __SANITIZE_THREAD__ /* which shadows each byte with several */
 	assert_true(large <= before + (96 << 10));
