@@ -103,10 +103,11 @@ static void too_large(const char *device)
 
 	assert_ok(hr_device_open(device, &d));
 	assert_ok(hr_loader_open(d, NULL, &loader));
-	assert_fails(hr_buffer_new(loader, UINT64_C(1) << 60, &buffer), code);
+	assert_fails(hr_buffer_new(loader, UINT64_C(1) << (code == HR_E_NOMEM ? 60 : 45), &buffer), code);
 	assert_null(buffer);
 	assert_non_null(strstr(hr_error_last()->message, device));
-	assert_fails(hr_buffer_new(loader, UINT64_MAX, &buffer), code);
+	if (code == HR_E_NOMEM) /* a driver may call it an invalid argument */
+		assert_fails(hr_buffer_new(loader, UINT64_MAX, &buffer), code);
 	assert_ok(hr_loader_stats(loader, &stats));
 	assert_int_equal(stats.peak_buffer_bytes, 0);
 	assert_ok(hr_loader_close(loader, 0));
