@@ -53,6 +53,9 @@ struct shard_names {
 	/* For open_shard(): the directory that they are in, and what named them. */
 	const char *directory, *index_path;
 	int directory_fd;
+	/* For complete_index(). */
+	const struct hr__hash_key *key;
+	struct hr__index *index;
 };
 
 static int open_path(void *ctx, uint32_t number, struct hr__source *source)
@@ -115,7 +118,7 @@ static int open_files(hr_model *model, const char *const *paths, size_t n_paths,
 	code = hr__names_new(&files, n_paths);
 	if (code)
 		return code;
-	code = hr__model_add(model, (uint32_t)n_paths, open_path, &shards);
+	code = hr__model_add(model, (uint32_t)n_paths, &(struct hr__shard_origin){.open = open_path, .ctx = &shards});
 	for (uint32_t i = 0; i < hr__model_n_sources(model) && !same; i++) /* also of those before one that is bad */
 		same = check_same_file(model, &files, i);
 	hr__names_free(&files);
@@ -168,21 +171,33 @@ static bool names_shard(const struct hr__index *index, const char *name)
 	return false;
 }
 
+static int complete_index(void *ctx)
+{
+	const struct shard_names *shards = ctx;
+	int code = hr__index_make_table(shards->key, shards->index);
+
+	return code ? hr__error_locate("index", shards->index_path, NULL, 0) : 0;
+}
+
 /* `single`: a file that lies beside the index and could be a model of its own; NULL if there is none. */
 static int open_index(hr_model *model, int directory_fd, const char *directory, const char *name, const char *single,
 		      uint32_t flags)
 {
 	char *path = join(directory, name);
-	struct shard_names shards = {
-		.directory = directory, .directory_fd = directory_fd, .index_path = path, .flags = flags};
 	struct hr__index index = {0};
+	struct shard_names shards = {.directory = directory,
+				     .directory_fd = directory_fd,
+				     .index_path = path,
+				     .flags = flags,
+				     .key = hr__model_key(model),
+				     .index = &index};
 	uint8_t *text = NULL;
 	size_t bytes = 0;
 	int code = path ? read_text(directory_fd, name, path, flags, &text, &bytes) : HR_E_NOMEM;
 
 	if (code)
 		goto out;
-	code = hr__index_parse(hr__model_key(model), text, bytes, &index);
+	code = hr__index_parse(shards.key, text, bytes, &index);
 	if (code) {
 		hr__error_locate("index", path, NULL, 0);
 		goto out;
@@ -195,7 +210,8 @@ static int open_index(hr_model *model, int directory_fd, const char *directory, 
 			directory, single, name, directory, single, directory, name);
 	shards.names = index.shards;
 	if (!code)
-		code = hr__model_add(model, index.n_shards, open_shard, &shards);
+		code = hr__model_add(model, index.n_shards,
+				     &(struct hr__shard_origin){open_shard, complete_index, &shards});
 	if (!code)
 		code = hr__model_finish(model, &index, path);
 out:
@@ -344,7 +360,7 @@ static int open_single(hr_model *model, int directory_fd, const char *directory,
 				     .directory_fd = directory_fd,
 				     .index_path = directory,
 				     .flags = flags};
-	int code = hr__model_add(model, 1, open_shard, &shards);
+	int code = hr__model_add(model, 1, &(struct hr__shard_origin){.open = open_shard, .ctx = &shards});
 
 	return code ? code : hr__model_finish(model, NULL, NULL);
 }

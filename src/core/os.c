@@ -52,6 +52,17 @@ void hr__os_close(int fd)
 		close(fd);
 }
 
+void hr__os_expect_files(unsigned n)
+{
+	int low, high;
+
+	if (hr__os_eventfd(&low))
+		return;
+	high = fcntl(low, F_DUPFD_CLOEXEC, low + (int)n); /* fails beyond the limit, as the openings will */
+	hr__os_close(high);
+	hr__os_close(low);
+}
+
 static int64_t ns_of(const struct timespec *t)
 {
 	return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
@@ -136,12 +147,14 @@ static const struct {
 	const char *name;
 	bool is_network;
 } file_systems[] = {
-	{0xef53, "ext4", false},	{0x58465342, "xfs", false},	{0x9123683e, "btrfs", false},
-	{0x01021994, "tmpfs", false},	{0x794c7630, "overlayfs", false}, {0x2fc12fc1, "zfs", false},
-	{0xf2f52010, "f2fs", false},	{0x6969, "NFS", true},		{0x65735546, "FUSE", true},
-	{0xff534d42, "CIFS", true},	{0xfe534d42, "SMB2", true},	{0x0bd00bd0, "Lustre", true},
-	{0x47504653, "GPFS", true},	{0x00c36400, "Ceph", true},	{0x19830326, "BeeGFS", true},
-	{0x01021997, "9p", true},
+	{0xef53, "ext4", false},          {0x58465342, "xfs", false},
+	{0x9123683e, "btrfs", false},     {0x01021994, "tmpfs", false},
+	{0x794c7630, "overlayfs", false}, {0x2fc12fc1, "zfs", false},
+	{0xf2f52010, "f2fs", false},      {0x6969, "NFS", true},
+	{0x65735546, "FUSE", true},       {0xff534d42, "CIFS", true},
+	{0xfe534d42, "SMB2", true},       {0x0bd00bd0, "Lustre", true},
+	{0x47504653, "GPFS", true},       {0x00c36400, "Ceph", true},
+	{0x19830326, "BeeGFS", true},     {0x01021997, "9p", true},
 };
 
 const char *hr__os_fs_name(uint32_t magic)
@@ -282,8 +295,8 @@ static int resident_by_cachestat(const struct hr__file *file, uint64_t offset, u
 	return 0;
 }
 
-/* mincore(2) over a mapping that is only asked about, never read. It claims that all is resident for a file that we neither
- * own nor may write, so it is not asked then. */
+/* mincore(2) over a mapping that is only asked about, never read. It claims that all is resident for a file that we
+ * neither own nor may write, so it is not asked then. */
 static int resident_by_mincore(const struct hr__file *file, uint64_t offset, uint64_t bytes, uint64_t *resident)
 {
 	uint64_t page = hr__os_page_bytes(), start = hr__round_down(offset, page);
@@ -311,7 +324,8 @@ static int resident_by_mincore(const struct hr__file *file, uint64_t offset, uin
 	return error;
 }
 
-/* One small read per 512 KiB that must not wait for storage: what any reader may do. A large one would start read-ahead. */
+/* One small read per 512 KiB that must not wait for storage: what any reader may do. A large one would start
+ * read-ahead. */
 static int resident_by_nowait(const struct hr__file *file, uint64_t offset, uint64_t bytes, uint64_t *resident)
 {
 	static const uint64_t step = 512 << 10;
@@ -375,7 +389,8 @@ int hr__os_map(size_t bytes, void **out)
 
 void hr__os_wish_huge(void *block, size_t bytes)
 {
-	uintptr_t begin = hr__round_up((uintptr_t)block, HUGE_PAGE), end = hr__round_down((uintptr_t)block + bytes, HUGE_PAGE);
+	uintptr_t begin = hr__round_up((uintptr_t)block, HUGE_PAGE),
+		  end = hr__round_down((uintptr_t)block + bytes, HUGE_PAGE);
 
 	if (end > begin)
 		madvise((void *)begin, end - begin, MADV_HUGEPAGE);
@@ -387,8 +402,8 @@ void hr__os_unmap(void *memory, size_t bytes)
 		munmap(memory, (size_t)hr__round_up(bytes, hr__os_page_bytes()));
 }
 
-/* By plain stores: page faults of several threads go on side by side, MADV_POPULATE_WRITE has them queue (measured: 64 MiB by a
- * dozen threads in 1.7 ms against 6.4). */
+/* By plain stores: page faults of several threads go on side by side, MADV_POPULATE_WRITE has them queue (measured:
+ * 64 MiB by a dozen threads in 1.7 ms against 6.4). */
 void hr__os_touch(void *memory, size_t bytes)
 {
 	for (size_t i = 0; i < bytes; i += 4096)
@@ -467,6 +482,20 @@ int hr__os_thread(pthread_t *out, const char *name, void *(*run)(void *), void *
 	if (!error)
 		pthread_setname_np(*out, name);
 	return error;
+}
+
+void hr__os_team_start(struct hr__os_team *team, unsigned n, const char *name, void *(*run)(void *), void *arg)
+{
+	team->n = 0;
+	while (team->n < n && team->n < HR__OS_TEAM_MAX && hr__os_thread(&team->threads[team->n], name, run, arg) == 0)
+		team->n++;
+}
+
+void hr__os_team_join(struct hr__os_team *team)
+{
+	for (unsigned i = 0; i < team->n; i++)
+		pthread_join(team->threads[i], NULL);
+	team->n = 0;
 }
 
 void hr__os_precise_waits(void)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The seam to the operating system: every system call of the library but io_uring's (engine/uring.c) and dlopen's (core/dl.c)
- * is made in os.c, so that another system's implementation could stand beside it and so that each call can be made to fail in
- * tests (core/fault.h).
+ * The seam to the operating system: every system call of the library but io_uring's (engine/uring.c) and dlopen's
+ * (core/dl.c) is made in os.c, so that another system's implementation could stand beside it and so that each call can
+ * be made to fail in tests (core/fault.h).
  *
- * Convention: functions return 0 or a positive errno value and never touch the thread's last error; they may be called on any
- * thread. EINTR is handled here.
+ * Convention: functions return 0 or a positive errno value and never touch the thread's last error; they may be called
+ * on any thread. EINTR is handled here.
  */
 #ifndef HR_CORE_OS_H
 #define HR_CORE_OS_H
@@ -32,7 +32,8 @@ struct hr__os_stat {
 	bool may_write_or_owns; /* mincore(2) tells the truth only then */
 };
 
-/* An open file as engines see it: one description for buffered reads, one for direct reads, opened through the first. */
+/* An open file as engines see it: one description for buffered reads, one for direct reads, opened through the
+ * first. */
 struct hr__file {
 	int fd;                /* buffered; -1 = none (block devices are direct only) */
 	int direct_fd;         /* O_DIRECT; -1 = refused, see direct_errno */
@@ -48,13 +49,17 @@ struct hr__file {
 /* directory_fd: AT_FDCWD allowed; O_CLOEXEC|O_NOCTTY added. O_NONBLOCK holds for the opening only. */
 int hr__os_open(int directory_fd, const char *path, int flags, int *fd);
 void hr__os_close(int fd);
+/* Says that `n` more descriptors will be wanted: growing the table of them takes milliseconds each time once
+ * threads share it. */
+void hr__os_expect_files(unsigned n);
 int hr__os_fstat(int fd, struct hr__os_stat *out);
 int hr__os_readlink(const char *path, char *out, size_t out_bytes);
-/* Names of a directory's entries, unsorted; `each` is called for all but "." and ".."; a non-zero answer ends the walk. */
+/* Names of a directory's entries, unsorted; `each` is called for all but "." and ".."; a non-zero answer ends the
+ * walk. */
 int hr__os_list(int directory_fd, int (*each)(void *ctx, const char *name), void *ctx);
 /* A second, O_DIRECT description of the same open file, and the alignment it wants; fills direct_fd or direct_errno. */
 int hr__os_open_direct(struct hr__file *file);
-uint32_t hr__os_fs_magic(int fd); /* 0 = not known */
+uint32_t hr__os_fs_magic(int fd);           /* 0 = not known */
 const char *hr__os_fs_name(uint32_t magic); /* "tmpfs", "overlayfs", "NFS" ...; NULL if not one we know */
 bool hr__os_fs_is_network(uint32_t magic);
 
@@ -91,6 +96,15 @@ void hr__os_sleep_ns(uint64_t ns);
 int hr__os_random(void *out, size_t bytes);
 /* A joinable thread that blocks all signals; `name` up to 15 bytes. */
 int hr__os_thread(pthread_t *out, const char *name, void *(*run)(void *), void *arg);
+/* Up to HR__OS_TEAM_MAX threads that do `run(arg)`, beside what the caller does; fewer, also none, where they
+ * cannot be had. */
+#define HR__OS_TEAM_MAX 8
+struct hr__os_team {
+	pthread_t threads[HR__OS_TEAM_MAX];
+	unsigned n;
+};
+void hr__os_team_start(struct hr__os_team *team, unsigned n, const char *name, void *(*run)(void *), void *arg);
+void hr__os_team_join(struct hr__os_team *team);
 /* Lets short waits of the calling thread end when they should, not some 50 microseconds later. */
 void hr__os_precise_waits(void);
 /* A condition variable on the monotonic clock. */
@@ -103,7 +117,7 @@ void hr__os_eventfd_clear(int fd);
 
 /* ---- what the process may use ---- */
 
-unsigned hr__os_cpus(void);              /* by affinity and cgroup quota; at least 1 */
+unsigned hr__os_cpus(void); /* by affinity and cgroup quota; at least 1 */
 /* By MemAvailable and cgroup limit, page cache of the cgroup counted as free; 0 = not known. */
 uint64_t hr__os_memory_available(void);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The safetensors header: bytes to checked tensor table. No I/O. What is accepted is a subset of what the official parser
- * accepts, and means the same; docs/format.md lists the differences.
+ * The safetensors header: bytes to checked tensor table. No I/O. What is accepted is a subset of what the official
+ * parser accepts, and means the same; docs/format.md lists the differences.
  *
- * A file is: u64 little-endian header length N, N bytes of JSON, data. Ranges in the JSON count from the start of the data.
- * Every error has the byte position in the file (8 bytes are before the JSON).
+ * A file is: u64 little-endian header length N, N bytes of JSON, data. Ranges in the JSON count from the start of the
+ * data. Every error has the byte position in the file (8 bytes are before the JSON).
  */
 #ifndef HR_FORMAT_HEADER_H
 #define HR_FORMAT_HEADER_H
@@ -29,6 +29,7 @@ struct hr__entry {
 	uint32_t name_len;
 	uint8_t rank;
 	uint8_t dtype; /* HR_DTYPE_* */
+	uint8_t mark;  /* 0; for whoever owns the header */
 };
 
 struct hr__pair {
@@ -44,12 +45,12 @@ struct hr__header {
 	void *arena; /* owns names, dims and metadata */
 };
 
-/* Checks the first bytes of a file of `file_bytes` (`got` of them were there to read, up to 64 are of use: they give a hint
- * about what else it could be). Sets *json_bytes. HR_E_SMALL, HR_E_HEADER_LARGE, HR_E_HEADER_LENGTH. */
+/* Checks the first bytes of a file of `file_bytes` (`got` of them were there to read, up to 64 are of use: they
+ * give a hint about what else it could be). Sets *json_bytes. HR_E_SMALL, HR_E_HEADER_LARGE, HR_E_HEADER_LENGTH. */
 int hr__header_frame(const uint8_t *first, size_t got, uint64_t file_bytes, uint64_t *json_bytes);
 
-/* Parses `json`; `data_bytes` is what follows it in the file. `out` is empty after a failure. Errors have stage "header" and
- * positions in the file, but no path: the caller adds it with hr__error_locate(). */
+/* Parses `json`; `data_bytes` is what follows it in the file. `out` is empty after a failure. Errors have stage
+ * "header" and positions in the file, but no path: the caller adds it with hr__error_locate(). */
 int hr__header_parse(const struct hr__hash_key *key, const uint8_t *json, size_t json_bytes, uint64_t data_bytes,
 		     struct hr__header *out);
 void hr__header_free(struct hr__header *header);

@@ -237,7 +237,6 @@ static int read_entry(struct parser *p, const struct hr__json_string *name)
 	if (!entry->name)
 		return HR_E_NOMEM;
 	entry->name_len = (uint32_t)name->bytes;
-	entry->hash = hr__hash(p->key, entry->name, entry->name_len);
 	entry->at = (uint32_t)(name->raw - p->json.start);
 	code = read_shard(p);
 	entry->shard = p->last_shard;
@@ -274,21 +273,36 @@ const struct hr__index_entry *hr__index_find(const struct hr__index *index, uint
 	return NULL;
 }
 
-static int make_table(struct parser *p)
+static int fail_listed_twice(const struct hr__index *index, const struct hr__index_entry *entry)
 {
-	struct hr__index *index = p->index;
-	int code = hr__names_new(&index->names, index->n_entries);
+	struct hr__json json;
 	char name[128];
 
-	for (size_t i = 0; i < index->n_entries && !code; i++) {
-		const struct hr__index_entry *entry = &index->entries[i];
+	hr__json_start(&json, index->json, index->json_bytes, 0, "index");
+	hr__escape(name, sizeof(name), entry->name, entry->name_len);
+	return hr__json_fail(&json, json.start + entry->at, HR_E_DUPLICATE, "tensor \"%s\" is listed twice", name);
+}
 
-		if (hr__index_find(index, entry->hash, entry->name, entry->name_len)) {
-			hr__escape(name, sizeof(name), entry->name, entry->name_len);
-			return hr__json_fail(&p->json, p->json.start + entry->at, HR_E_DUPLICATE,
-					     "tensor \"%s\" is listed twice", name);
+int hr__index_make_table(const struct hr__hash_key *key, struct hr__index *index)
+{
+	enum { AHEAD = 8 };
+	size_t n = index->n_entries;
+	int code = hr__names_new(&index->names, n);
+
+	for (size_t i = 0; i < n + AHEAD && !code; i++) {
+		struct hr__index_entry *entry;
+
+		if (i < n) {
+			entry = &index->entries[i];
+			entry->hash = hr__hash(key, entry->name, entry->name_len);
+			hr__names_expect(&index->names, entry->hash);
 		}
-		hr__names_add(&index->names, entry->hash, (uint32_t)i);
+		if (i < AHEAD)
+			continue;
+		entry = &index->entries[i - AHEAD];
+		if (hr__index_find(index, entry->hash, entry->name, entry->name_len))
+			return fail_listed_twice(index, entry);
+		hr__names_add(&index->names, entry->hash, (uint32_t)(i - AHEAD));
 	}
 	return code;
 }
@@ -367,7 +381,7 @@ int hr__index_parse(const struct hr__hash_key *key, const uint8_t *json, size_t 
 	struct parser p = {.key = key, .index = out, .json_bytes = json_bytes};
 	int code;
 
-	memset(out, 0, sizeof(*out));
+	*out = (struct hr__index){.json = json, .json_bytes = json_bytes};
 	if (json_bytes > HR__INDEX_MAX_BYTES)
 		return fail_index(HR_E_LIMIT, "an index may have at most 100,000,000 bytes");
 	hr__json_start(&p.json, json, json_bytes, 0, "index");
@@ -378,8 +392,6 @@ int hr__index_parse(const struct hr__hash_key *key, const uint8_t *json, size_t 
 		code = fail_index(HR_E_FIELD, "the index has no weight_map");
 	if (!code && out->n_entries == 0)
 		code = fail_index(HR_E_INDEX, "the index's weight_map is empty: it names no shard");
-	if (!code)
-		code = make_table(&p);
 	if (!code)
 		code = sort_shards(out);
 	hr__names_free(&p.shard_names);

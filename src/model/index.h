@@ -30,15 +30,20 @@ struct hr__index {
 	uint64_t total_size; /* what the index says, for a warning */
 	bool has_total_size;
 	void *arena;
+	const uint8_t *json;
+	size_t json_bytes;
 };
 
 /* The index points into `json`, which must live as long as it does. Errors have stage "index" and positions in the
  * file, but no path: the caller adds it with hr__error_locate(). `out` is empty after a failure. HR_E_UTF8,
- * HR_E_JSON, HR_E_TYPE, HR_E_FIELD, HR_E_DUPLICATE, HR_E_PATH, HR_E_LIMIT, HR_E_INDEX. */
+ * HR_E_JSON, HR_E_TYPE, HR_E_FIELD, HR_E_DUPLICATE (of keys beside the tensors), HR_E_PATH, HR_E_LIMIT, HR_E_INDEX. */
 int hr__index_parse(const struct hr__hash_key *key, const uint8_t *json, size_t json_bytes, struct hr__index *out);
+/* The other half, for which the shards need not wait: the table of names. HR_E_DUPLICATE (a tensor is listed twice),
+ * HR_E_NOMEM; then the index is good for nothing but to be freed. */
+int hr__index_make_table(const struct hr__hash_key *key, struct hr__index *index);
 void hr__index_free(struct hr__index *index);
 
-/* The entry of a name, or NULL. */
+/* The entry of a name, or NULL. Threads: any, once the table is made. */
 const struct hr__index_entry *hr__index_find(const struct hr__index *index, uint64_t hash, const char *name,
 					     size_t name_len);
 

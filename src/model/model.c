@@ -53,12 +53,12 @@ const struct hr__hash_key *hr__model_key(const hr_model *model)
 	return &model->key;
 }
 
-int hr__model_add(hr_model *model, uint32_t n, hr__shard_open *open, void *ctx)
+int hr__model_add(hr_model *model, uint32_t n, const struct hr__shard_origin *from)
 {
 	model->shards = hr__malloc(n * sizeof(*model->shards));
 	if (!model->shards)
 		return HR_E_NOMEM;
-	return hr__shards_read(&model->key, model->shards, n, open, ctx, &model->n_shards);
+	return hr__shards_read(&model->key, from, model->shards, n, &model->n_shards);
 }
 
 /* Takes the text over; NULL says that there was no memory for it. */
@@ -118,6 +118,53 @@ static int add_tensor(hr_model *model, const struct hr__entry *entry, uint32_t s
 	return 0;
 }
 
+/* ---- joining the index with the headers ---- */
+
+/* What the index says of an entry: the mark that it gets. */
+enum {
+	UNLISTED,
+	LISTED_HERE,
+	LISTED_ELSEWHERE,
+};
+
+struct join {
+	const hr_model *model;
+	const struct hr__index *index;
+	atomic_uint next; /* the first shard that nobody has taken */
+};
+
+/* Looking all names up costs more than the rest; it changes nothing but the marks, so helpers can share it. */
+static void *mark_some(void *ctx)
+{
+	struct join *join = ctx;
+	uint32_t s = atomic_fetch_add(&join->next, 1);
+
+	for (; s < join->model->n_shards; s = atomic_fetch_add(&join->next, 1)) {
+		const struct hr__header *header = &join->model->shards[s].header;
+
+		for (size_t i = 0; i < header->n_entries; i++) {
+			struct hr__entry *entry = &header->entries[i];
+			const struct hr__index_entry *listed;
+
+			if (i + 8 < header->n_entries)
+				hr__index_expect(join->index, entry[8].hash, entry[4].hash);
+			listed = hr__index_find(join->index, entry->hash, entry->name, entry->name_len);
+			entry->mark = !listed ? UNLISTED : listed->shard == s ? LISTED_HERE : LISTED_ELSEWHERE;
+		}
+	}
+	return NULL;
+}
+
+static void mark_listed(const hr_model *model, const struct hr__index *index)
+{
+	struct join join = {.model = model, .index = index};
+	struct hr__os_team team;
+
+	hr__os_team_start(&team, hr__shards_helpers(model->n_shards), "hr-open", mark_some, &join);
+	mark_some(&join);
+	hr__os_team_join(&team);
+}
+
 /* What joining the index with the headers found. */
 struct tally {
 	uint64_t n_listed, listed_bytes, n_unlisted;
@@ -134,24 +181,18 @@ static int number_shard(hr_model *model, uint32_t s, const struct hr__index *ind
 	shard->first = model->n_tensors;
 	for (size_t i = 0; i < shard->header.n_entries && !code; i++) {
 		const struct hr__entry *entry = &shard->header.entries[i];
-		const struct hr__index_entry *listed = index ? hr__index_find(index, entry->hash, entry->name,
-									      entry->name_len)
-							     : NULL;
 
-		if (i + 8 < shard->header.n_entries) {
+		if (i + 8 < shard->header.n_entries)
 			hr__names_expect(&model->names, entry[8].hash);
-			if (index)
-				hr__index_expect(index, entry[8].hash, entry[4].hash);
-		}
 		if (!index) {
 			code = add_tensor(model, entry, s, 0, s == 0);
-		} else if (!listed) {
+		} else if (entry->mark == UNLISTED) {
 			code = add_tensor(model, entry, s, HR_TENSOR_UNLISTED, false);
 			if (tally->n_unlisted++ == 0) {
 				tally->first_unlisted = entry;
 				tally->first_unlisted_shard = s;
 			}
-		} else if (listed->shard == s) {
+		} else if (entry->mark == LISTED_HERE) {
 			code = add_tensor(model, entry, s, 0, true);
 			tally->n_listed++;
 			tally->listed_bytes += entry->end - entry->begin; /* for a warning: may wrap */
@@ -219,6 +260,8 @@ int hr__model_finish(hr_model *model, const struct hr__index *index, const char 
 	if (!model->tensors)
 		return HR_E_NOMEM;
 	code = hr__names_new(&model->names, n);
+	if (!code && index)
+		mark_listed(model, index);
 	for (uint32_t s = 0; s < model->n_shards && !code; s++)
 		code = number_shard(model, s, index, &tally);
 	if (code || !index)

@@ -16,16 +16,14 @@
 #include <stdatomic.h>
 
 /* Most headers come with the first read. */
-#define FIRST_READ ((size_t)64 << 10)
-/* Fewer shards are read before the threads would be there. */
+#define FIRST_READ  ((size_t)64 << 10)
 #define MANY_SHARDS 16
-#define MAX_THREADS 8
+#define MAX_THREADS HR__OS_TEAM_MAX
 
 struct reading {
 	const struct hr__hash_key *key;
+	const struct hr__shard_origin *from;
 	struct hr__shard *shards;
-	hr__shard_open *open;
-	void *ctx;
 	atomic_uint next;              /* the first that nobody has taken */
 	_Atomic uint64_t header_bytes; /* of all that were taken */
 	atomic_uint end;               /* the first that failed, or the number of shards */
@@ -97,7 +95,7 @@ static int read_shard(struct reading *reading, uint32_t number, struct text *tex
 	struct hr__shard *shard = &reading->shards[number];
 	struct hr__source *source = &shard->source;
 	uint64_t json_bytes = 0;
-	int code = reading->open(reading->ctx, number, source);
+	int code = reading->from->open(reading->from->ctx, number, source);
 
 	if (code)
 		return code;
@@ -155,40 +153,60 @@ static void *read_some(void *ctx)
 	return NULL;
 }
 
-static void read_together(struct reading *reading, unsigned n_threads)
+unsigned hr__shards_helpers(uint32_t n)
 {
-	pthread_t helpers[MAX_THREADS];
-	unsigned n = 0;
-
-	while (n + 1 < n_threads && hr__os_thread(&helpers[n], "hr-open", read_some, reading) == 0)
-		n++;
-	read_some(reading);
-	for (unsigned i = 0; i < n; i++)
-		pthread_join(helpers[i], NULL);
+	return n < MANY_SHARDS ? 0 : (unsigned)hr__min_u64(hr__os_cpus(), MAX_THREADS) - 1;
 }
 
-int hr__shards_read(const struct hr__hash_key *key, struct hr__shard *shards, uint32_t n, hr__shard_open *open,
-		    void *ctx, uint32_t *n_good)
+/* Gives what `meanwhile` gave; how the shards went is in `reading`. */
+static int read_all(struct reading *reading, uint32_t n, unsigned n_helpers)
 {
-	struct reading reading = {
-		.key = key, .shards = shards, .open = open, .ctx = ctx, .lock = PTHREAD_MUTEX_INITIALIZER};
-	unsigned n_threads = n < MANY_SHARDS ? 1 : (unsigned)hr__min_u64(hr__os_cpus(), MAX_THREADS);
+	const struct hr__shard_origin *from = reading->from;
+	struct hr__os_team team;
+	int code = 0;
 
 	for (uint32_t s = 0; s < n; s++)
-		shard_empty(&shards[s]);
-	atomic_init(&reading.end, n);
-	read_together(&reading, n_threads);
-	if (reading.is_over && n_threads > 1) {
-		/* With which shard it became too much depends on their order: now they are taken in it. */
-		for (uint32_t s = 0; s < n; s++)
-			hr__shard_close(&shards[s]);
-		atomic_store(&reading.next, 0);
-		atomic_store(&reading.header_bytes, 0);
-		atomic_store(&reading.end, n);
-		read_together(&reading, 1);
-	}
-	*n_good = atomic_load(&reading.end);
-	for (uint32_t s = *n_good; s < n; s++)
+		shard_empty(&reading->shards[s]);
+	atomic_store(&reading->next, 0);
+	atomic_store(&reading->header_bytes, 0);
+	atomic_store(&reading->end, n);
+	hr__os_team_start(&team, n_helpers, "hr-open", read_some, reading);
+	if (from->meanwhile)
+		code = from->meanwhile(from->ctx);
+	if (code)
+		atomic_store(&reading->end, 0);
+	else
+		read_some(reading);
+	hr__os_team_join(&team);
+	return code;
+}
+
+static void close_from(struct hr__shard *shards, uint32_t first, uint32_t n)
+{
+	for (uint32_t s = first; s < n; s++)
 		hr__shard_close(&shards[s]);
-	return *n_good < n ? hr__error_restore(&reading.error) : 0;
+}
+
+int hr__shards_read(const struct hr__hash_key *key, const struct hr__shard_origin *from, struct hr__shard *shards,
+		    uint32_t n, uint32_t *n_good)
+{
+	const struct hr__shard_origin again = {.open = from->open, .ctx = from->ctx};
+	struct reading reading = {.key = key, .from = from, .shards = shards, .lock = PTHREAD_MUTEX_INITIALIZER};
+	unsigned n_helpers = hr__shards_helpers(n);
+	int code;
+
+	if (n_helpers)
+		hr__os_expect_files(2 * n);
+	code = read_all(&reading, n, n_helpers);
+	if (!code && reading.is_over && n_helpers) {
+		/* With which shard it became too much depends on their order: now they are taken in it. */
+		close_from(shards, 0, n);
+		reading.from = &again;
+		read_all(&reading, n, 0);
+	}
+	*n_good = code ? 0 : atomic_load(&reading.end);
+	close_from(shards, *n_good, n);
+	if (code || *n_good == n)
+		return code;
+	return hr__error_restore(&reading.error);
 }

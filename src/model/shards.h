@@ -23,15 +23,25 @@ struct hr__shard {
 	uint64_t count; /* of its tensors that are the model's */
 };
 
-/* Opens shard `number`, on any thread and in no order. 0, or the code of the thread's last error, with nothing left
- * open. */
-typedef int hr__shard_open(void *ctx, uint32_t number, struct hr__source *source);
+/* Where shards come from. */
+struct hr__shard_origin {
+	/* Opens shard `number`, on any thread and in no order. 0, or the code of the thread's last error, with nothing
+	 * left open. */
+	int (*open)(void *ctx, uint32_t number, struct hr__source *source);
+	/* What else must be done and needs no shard, by the calling thread; NULL = nothing. If it fails, its error
+	 * counts. */
+	int (*meanwhile)(void *ctx);
+	void *ctx;
+};
 
-/* Fills `shards`, which has room for `n` (at least 1). Stops at the first of them, in their order, that is not
- * good: gives its error, as this thread's last, and sets *n_good to its number; the rest are closed. Errors: those
- * of `open`; those of the header, with the source's path; HR_E_IO, HR_E_SHORT, HR_E_CHANGED, HR_E_LIMIT. */
-int hr__shards_read(const struct hr__hash_key *key, struct hr__shard *shards, uint32_t n, hr__shard_open *open,
-		    void *ctx, uint32_t *n_good);
+/* How many threads help with `n` shards: none with few, which are done before threads are there. */
+unsigned hr__shards_helpers(uint32_t n);
+
+/* Fills `shards`, which has room for `n` (at least 1). Stops at the first of them, in their order, that is not good:
+ * gives its error, as this thread's last, and sets *n_good to its number; the rest are closed. Errors: those of `from`;
+ * those of the header, with the source's path; HR_E_IO, HR_E_SHORT, HR_E_CHANGED, HR_E_LIMIT. */
+int hr__shards_read(const struct hr__hash_key *key, const struct hr__shard_origin *from, struct hr__shard *shards,
+		    uint32_t n, uint32_t *n_good);
 void hr__shard_close(struct hr__shard *shard);
 
 #endif

@@ -37,6 +37,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 	json = fuzz_copy(bytes + FUZZ_PREFIX, n);
 	fuzz_arm(bytes);
 	rc = hr__index_parse(&key, json, n, &index);
+	if (!rc)
+		rc = hr__index_make_table(&key, &index);
 	if (fuzz_fired())
 		fuzz_check(rc == HR_E_NOMEM);
 	if (rc)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model/index: what an index may say. Texts are parsed from blocks of exactly their size, so a sanitizer sees every overrun. */
+/* model/index: what an index may say. Texts are parsed from blocks of exactly their size, so a sanitizer sees every
+ * overrun. */
 #include "modeltest.h"
 
 #include "model/build.h"
@@ -12,10 +13,17 @@ static const struct hr__hash_key key = {1, 2};
 /* The index points into its text, which `keep` gets. */
 static int parse(const char *text, size_t n, struct hr__index *out, uint8_t **keep)
 {
+	int code;
+
 	*keep = malloc(n ? n : 1);
 	if (n)
 		memcpy(*keep, text, n);
-	return hr__index_parse(&key, *keep, n, out);
+	code = hr__index_parse(&key, *keep, n, out);
+	if (!code)
+		code = hr__index_make_table(&key, out);
+	if (code)
+		hr__index_free(out);
+	return code;
 }
 
 static void assert_refused(const char *text, size_t n, int expected, const char *says)

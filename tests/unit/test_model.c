@@ -451,15 +451,17 @@ static void headers_of_more_than_the_limit_together_are_refused(void **state)
 {
 	const size_t json_bytes = 99000000;
 	char *json = malloc(json_bytes), *path;
+	struct hr__shard_origin from = {.open = open_again};
 	hr_model *model;
 
 	memset(json, ' ', json_bytes);
 	memcpy(json, "{}", 2);
 	path = write_raw(*state, "m.safetensors", json, json_bytes, 0);
+	from.ctx = path;
 	free(json);
 	for (uint32_t n = 11; n <= 22; n += 11) { /* one after the other, and several at once */
 		assert_ok(hr__model_new(&model));
-		assert_fails(hr__model_add(model, n, open_again, path), HR_E_LIMIT);
+		assert_fails(hr__model_add(model, n, &from), HR_E_LIMIT);
 		assert_int_equal(hr__model_n_sources(model), 10);
 		assert_non_null(strstr(hr_error_last()->message, "1089000000"));
 		hr_model_close(model);
