@@ -472,8 +472,8 @@ struct hr_feed_opts {
 
 /**
  * Opens a feed. Look-ahead fills staging slots only: memory of a tensor is taken when it is handed out
- * (small ones that follow one another share an allocation of at most 8 MiB), so the peak is what the
- * consumer keeps. Errors: HR_E_OPTS, HR_E_NOMEM, HR_E_FORKED.
+ * (small ones that follow one another share allocations of at most 8 MiB, taken one ahead), so the peak is
+ * what the consumer keeps. Errors: HR_E_OPTS, HR_E_NOMEM, HR_E_FORKED.
  */
 HR_API int hr_feed_open(hr_loader *loader, hr_model *model, const struct hr_feed_opts *opts, hr_feed **out);
 /**

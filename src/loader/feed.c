@@ -5,13 +5,16 @@
  *
  * Small tensors that follow one another are bound together in one block of at most ARENA_BYTES, each at a multiple of 256: so a
  * hundred thousand of them cost a few hundred allocations, and where they lie in memory as in the file the drainer merges their
- * copies. Each still is a buffer of its own that counts on the block. A caller's allocator gets one call per tensor instead: what
- * it hands out belongs to one tensor, and it hears which stream that was released on.
+ * copies. Each still is a buffer of its own that counts on the block. One such block is bound ahead, so that its bytes arrive while
+ * the consumer takes the one before; a large tensor's memory is taken only when its turn has come. A caller's allocator gets one call
+ * per tensor instead: what it hands out belongs to one tensor, and it hears which stream that was released on.
  */
 #include "loader.h"
 
 #include "core/arith.h"
 #include "core/mem.h"
+
+#include <string.h>
 
 #define ARENA_BYTES ((uint64_t)8 << 20)
 #define ARENA_MAX_TENSORS 4096
@@ -20,11 +23,13 @@
 struct hr_feed {
 	struct hr_job *job;
 	struct hr__heap *heap; /* counted: the feed may be asked when its loader has closed */
-	hr_buffer **bound; /* of the tensors bound together, not yet handed out */
-	size_t n_bound, first_bound, max_bound;
-	size_t next;       /* span to hand out */
-	size_t n_ready;    /* spans below it have arrived, and their file was compared since */
-	bool is_over;      /* its failure has been told */
+	size_t next;           /* span to hand out */
+	size_t end;            /* spans below it are bound */
+	size_t last_group;     /* where the spans that were bound last begin */
+	size_t n_ready;        /* spans below it have arrived, and their file was compared since */
+	hr_buffer **bound;     /* of spans next .. end - 1, from first_bound on */
+	size_t first_bound, max_bound;
+	bool is_over;          /* its failure has been told */
 };
 
 /* All tensors, or those asked for, as reads. */
@@ -75,16 +80,16 @@ int hr_feed_open(hr_loader *loader, hr_model *model, const struct hr_feed_opts *
 	return 0;
 }
 
-/* How many tensors from `next` on share a block, and its size. At least one. */
-static size_t group_from(const struct hr_feed *feed, uint64_t *bytes)
+/* How many tensors from `start` on share a block, and its size. At least one. */
+static size_t group_from(const struct hr_feed *feed, size_t start, uint64_t *bytes)
 {
 	const struct hr_job *job = feed->job;
 	bool may_share = !feed->heap->alloc;
 	size_t n = 0;
 
 	*bytes = 0;
-	while (feed->next + n < job->n_spans && n < ARENA_MAX_TENSORS) {
-		uint64_t more = hr__round_up(job->spans[feed->next + n].bytes, MEMBER_ALIGN);
+	while (start + n < job->n_spans && n < ARENA_MAX_TENSORS) {
+		uint64_t more = hr__round_up(job->spans[start + n].bytes, MEMBER_ALIGN);
 
 		if (n > 0 && (!may_share || *bytes + more > ARENA_BYTES))
 			break;
@@ -92,7 +97,7 @@ static size_t group_from(const struct hr_feed *feed, uint64_t *bytes)
 		n++;
 	}
 	if (n == 1) /* alone, it needs no padding */
-		*bytes = job->spans[feed->next].bytes;
+		*bytes = job->spans[start].bytes;
 	return n;
 }
 
@@ -107,84 +112,83 @@ static void unpark(struct hr_job *job)
 		hr__drain(job->loader, slot);
 }
 
+/* Room in `bound` for n more behind those that it holds. */
 static int make_room(struct hr_feed *feed, size_t n)
 {
+	size_t held = feed->end - feed->next;
 	hr_buffer **bigger;
 
-	if (n <= feed->max_bound)
+	if (feed->first_bound > 0 && held > 0)
+		memmove(feed->bound, feed->bound + feed->first_bound, held * sizeof(hr_buffer *));
+	feed->first_bound = 0;
+	if (held + n <= feed->max_bound)
 		return 0;
-	bigger = hr__realloc(feed->bound, n, sizeof(hr_buffer *));
+	bigger = hr__realloc(feed->bound, held + n, sizeof(hr_buffer *));
 	if (!bigger)
 		return HR_E_NOMEM;
 	feed->bound = bigger;
-	feed->max_bound = n;
+	feed->max_bound = held + n;
 	return 0;
 }
 
-static void release_bound(struct hr_feed *feed)
+/* Buffers for n tensors from the first that is not bound, out of one block. All or none. */
+static int make_buffers(struct hr_feed *feed, struct hr__block *block, size_t n)
 {
-	for (size_t i = feed->first_bound; i < feed->n_bound; i++)
-		hr_buffer_release(feed->bound[i]);
-	feed->n_bound = feed->first_bound = 0;
-}
+	hr_buffer **out = feed->bound + (feed->end - feed->next);
+	uint64_t at = 0;
 
-/* Takes memory for the next tensor and those that share its block, and lets their bytes come. */
-static int bind_next(struct hr_feed *feed)
-{
-	struct hr_job *job = feed->job;
-	struct hr__block *block;
-	uint64_t bytes, at = 0;
-	size_t n = group_from(feed, &bytes);
-	int rc = make_room(feed, n);
+	for (size_t i = 0; i < n; i++) {
+		uint64_t own = feed->job->spans[feed->end + i].bytes;
+		int rc = hr__buffer_new(block, at, own, &out[i]);
 
-	if (!rc)
-		rc = hr__block_new(feed->heap, bytes, job->signal_stream, &block);
-	if (rc)
-		return rc;
-	feed->first_bound = feed->n_bound = 0;
-	for (size_t i = 0; i < n && !rc; i++) {
-		uint64_t own = job->spans[feed->next + i].bytes;
-
-		rc = hr__buffer_new(block, at, own, &feed->bound[i]);
-		if (!rc)
-			feed->n_bound++;
+		if (rc) {
+			while (i > 0)
+				hr_buffer_release(out[--i]);
+			return rc;
+		}
 		at += hr__round_up(own, MEMBER_ALIGN);
 	}
-	hr__block_release(block);
-	if (rc) {
-		release_bound(feed);
-		return rc;
-	}
+	return 0;
+}
+
+/* Tells the job where they go, and lets their bytes come. */
+static void bind_targets(struct hr_feed *feed, size_t n, uint64_t bytes)
+{
+	struct hr_job *job = feed->job;
+	hr_buffer **buffers = feed->bound + (feed->end - feed->next);
+	uint64_t at = 0;
+
 	pthread_mutex_lock(&job->loader->lock);
-	at = 0;
 	for (size_t i = 0; i < n; i++) {
-		job->targets[feed->next + i] = (struct hr__target){hr_buffer_data(feed->bound[i]), bytes - at};
-		at += hr__round_up(job->spans[feed->next + i].bytes, MEMBER_ALIGN);
+		job->targets[feed->end + i] = (struct hr__target){hr_buffer_data(buffers[i]), bytes - at};
+		at += hr__round_up(job->spans[feed->end + i].bytes, MEMBER_ALIGN);
 	}
-	job->n_bound = feed->next + n;
+	job->n_bound = feed->end + n;
 	unpark(job);
 	hr__wake_readers(job->loader, job->loader->n_readers);
 	pthread_mutex_unlock(&job->loader->lock);
-	return 0;
 }
 
-/* Waits until the next tensor's last byte is in place. Answers up to which span all that are bound and of the same file have
- * arrived: one look at the file afterwards is good for them all. 0: the job has failed. */
-static size_t wait_arrived(struct hr_feed *feed)
+/* Takes memory for the next tensors that are not bound. */
+static int bind_group(struct hr_feed *feed)
 {
-	struct hr_job *job = feed->job;
-	size_t span = feed->next;
+	struct hr__block *block;
+	uint64_t bytes;
+	size_t n = group_from(feed, feed->end, &bytes);
+	int rc = make_room(feed, n);
 
-	pthread_mutex_lock(&job->loader->lock);
-	while (job->left[span] > 0 && !job->code)
-		hr__os_cond_wait(&job->changed, &job->loader->lock, UINT64_MAX);
-	if (job->code)
-		span = 0;
-	else
-		while (span < job->n_bound && job->left[span] == 0 && job->spans[span].source == job->spans[feed->next].source)
-			span++;
-	pthread_mutex_unlock(&job->loader->lock);
-	return span;
+	if (!rc)
+		rc = hr__block_new(feed->heap, bytes, feed->job->signal_stream, &block);
+	if (rc)
+		return rc;
+	rc = make_buffers(feed, block, n);
+	hr__block_release(block);
+	if (rc)
+		return rc;
+	bind_targets(feed, n, bytes);
+	feed->last_group = feed->end;
+	feed->end += n;
+	return 0;
 }
 
 static struct hr__where where_of(const struct hr__error_record *record)
@@ -224,6 +228,53 @@ static int fail_feed(struct hr_feed *feed, int code)
 	return tell_failure(feed);
 }
 
+/* Binds what has to be bound before the next tensor can be handed out, and one block of small ones ahead. Only the former may fail. */
+static int bind_enough(struct hr_feed *feed)
+{
+	const struct hr_job *job = feed->job;
+
+	while (feed->end < job->n_spans && feed->next >= feed->last_group && !job->code) {
+		bool is_ahead = feed->next < feed->end;
+		uint64_t bytes;
+		int rc;
+
+		if (is_ahead && group_from(feed, feed->end, &bytes) == 1)
+			break;
+		rc = bind_group(feed);
+		if (rc && !is_ahead)
+			return fail_feed(feed, rc);
+		if (rc)
+			break;
+	}
+	return 0;
+}
+
+static void release_bound(struct hr_feed *feed)
+{
+	for (size_t i = 0; i < feed->end - feed->next; i++)
+		hr_buffer_release(feed->bound[feed->first_bound + i]);
+	feed->next = feed->end;
+}
+
+/* Waits until the next tensor's last byte is in place. Answers up to which span all that are bound and of the same file have
+ * arrived: one look at the file afterwards is good for them all. 0: the job has failed. */
+static size_t wait_arrived(struct hr_feed *feed)
+{
+	struct hr_job *job = feed->job;
+	size_t span = feed->next;
+
+	pthread_mutex_lock(&job->loader->lock);
+	while (job->left[span] > 0 && !job->code)
+		hr__os_cond_wait(&job->changed, &job->loader->lock, UINT64_MAX);
+	if (job->code)
+		span = 0;
+	else
+		while (span < job->n_bound && job->left[span] == 0 && job->spans[span].source == job->spans[feed->next].source)
+			span++;
+	pthread_mutex_unlock(&job->loader->lock);
+	return span;
+}
+
 /* A change of the file condemns what is at hand. */
 static int check_before_handing_out(struct hr_feed *feed)
 {
@@ -251,15 +302,9 @@ static int signal_consumer(struct hr_job *job)
 /* Brings the next tensor in, and looks at its file. What fails here fails the feed. */
 static int make_ready(struct hr_feed *feed)
 {
-	size_t n_arrived;
+	size_t n_arrived = wait_arrived(feed);
 	int rc;
 
-	if (feed->first_bound == feed->n_bound && !feed->job->code) {
-		rc = bind_next(feed);
-		if (rc)
-			return fail_feed(feed, rc);
-	}
-	n_arrived = wait_arrived(feed);
 	if (!n_arrived)
 		return tell_failure(feed);
 	rc = check_before_handing_out(feed);
@@ -286,6 +331,8 @@ int hr_feed_next(hr_feed *feed, struct hr_tensor *tensor, hr_buffer **buffer)
 	if (feed->next == job->n_spans)
 		return hr__fail(HR_E_END, "the feed has handed out all of its %zu tensors", job->n_spans);
 	rc = hr_model_tensor(job->model, job->tensors[feed->next], tensor);
+	if (!rc)
+		rc = bind_enough(feed);
 	if (!rc && feed->next >= feed->n_ready)
 		rc = make_ready(feed);
 	if (rc)
