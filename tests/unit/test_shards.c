@@ -182,14 +182,11 @@ static void a_list_of_many_files_fails_at_its_first_fault(void **state)
 
 /* ---- threads ---- */
 
-static sem_t opened;
-
-static void *open_and_wait(void *dir)
+#ifndef __SANITIZE_THREAD__
+static void *wait_for_end(void *end)
 {
-	int rc = check_model(dir);
-
-	sem_wait(&opened);
-	return rc ? dir : NULL;
+	sem_wait(end);
+	return NULL;
 }
 
 static int check_in_child(void *dir)
@@ -200,17 +197,19 @@ static int check_in_child(void *dir)
 static void a_forked_child_of_a_process_with_threads_opens_models(void **state)
 {
 	pthread_t thread;
-	void *bad;
+	sem_t end;
 
 	write_model(*state, "");
-	assert_int_equal(sem_init(&opened, 0, 0), 0);
-	assert_int_equal(pthread_create(&thread, NULL, open_and_wait, *state), 0);
+	assert_int_equal(sem_init(&end, 0, 0), 0);
+	assert_int_equal(pthread_create(&thread, NULL, wait_for_end, &end), 0);
+	assert_int_equal(check_model(*state), 0);
 	for (int i = 0; i < ROUNDS; i++)
 		assert_int_equal(in_child(check_in_child, *state), 0);
-	sem_post(&opened);
-	pthread_join(thread, &bad);
-	assert_null(bad);
+	sem_post(&end);
+	pthread_join(thread, NULL);
+	assert_int_equal(check_model(*state), 0);
 }
+#endif
 
 static void without_threads_the_caller_reads_all(void **state)
 {
@@ -292,7 +291,9 @@ int main(void)
 		TEST(an_index_that_is_wrong_by_itself_counts_before_its_shards),
 		TEST(a_tensor_that_its_shard_lacks_is_found_missing),
 		TEST(a_list_of_many_files_fails_at_its_first_fault),
+#ifndef __SANITIZE_THREAD__ /* which gives up where a child starts threads with the numbers of its parent's */
 		TEST(a_forked_child_of_a_process_with_threads_opens_models),
+#endif
 		TEST(without_threads_the_caller_reads_all),
 		TEST(a_team_is_as_many_threads_as_can_be_had),
 		TEST(survives_every_failing_call_and_allocation),
