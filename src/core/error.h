@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Errors. A failure is recorded once, where it is detected, with its values; callers hand the code up
- * unchanged. The record is thread-local, so a worker thread never makes one: it puts code, position and
- * the system's code into its request, and the job turns the first of those into an error of its own.
+ * unchanged. The record is thread-local, so a loader's thread never makes one: it puts code, position and
+ * the system's code into its request, and the job turns the first of those into an error of its own. A
+ * thread that helps to open a model saves its record, and the caller makes that its own.
  *
  * Usage, at the place of detection:
  *

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * All small host memory. Each allocator records HR_E_NOMEM as the thread's last error when it gives NULL, so callers just
- * return HR_E_NOMEM. Worker threads do not allocate.
+ * return HR_E_NOMEM. A loader's threads do not allocate.
  */
 #ifndef HR_CORE_MEM_H
 #define HR_CORE_MEM_H
