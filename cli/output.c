@@ -2,7 +2,8 @@
 /*
  * How the command speaks. Results go to stdout, messages to stderr as "headrace: <one sentence>". With
  * --json, a failure is an object on stdout too, so that a program that reads stdout always finds one.
- * What comes from files is escaped before it reaches a terminal.
+ * What comes from files or from the command line (a shell's * puts names of files there) is escaped before it reaches a
+ * terminal.
  */
 #include "cli.h"
 
@@ -17,7 +18,9 @@
 static void report(const struct cli_args *args, const struct hr_error *error)
 {
 	fflush(stdout);
-	fprintf(stderr, "headrace: %s\n", error->message);
+	fputs("headrace: ", stderr);
+	cli_put_name(stderr, error->message, strlen(error->message));
+	putc('\n', stderr);
 	if (!args || !args->json)
 		return;
 

@@ -1,0 +1,2 @@
+# shellcheck shell=bash
+headrace ls two $'--\e[2J'
