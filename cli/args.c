@@ -162,6 +162,8 @@ static bool is_choice(const char *choices, const char *value)
 {
 	size_t len = strlen(value);
 
+	if (strchr(value, '|'))
+		return false;
 	for (const char *c = choices; len && c; c = strchr(c, '|')) {
 		if (*c == '|')
 			c++;
@@ -277,12 +279,24 @@ static int check_operands(const struct cli_args *args)
 	return 0;
 }
 
+/* Whether the word after this one is its value. */
+static bool has_value_behind(const struct cli_command *command, const char *word)
+{
+	const struct cli_option *option = NULL;
+
+	if (strncmp(word, "--", 2) == 0)
+		option = find_option(command, word + 2, strlen(word + 2));
+	return option && option->kind != CLI_FLAG;
+}
+
 /* Wanted before parsing has come that far, so that a usage error can be told as JSON too. */
 static bool wants_json(const struct cli_command *command, int n, char **words)
 {
 	for (int i = 0; i < n && strcmp(words[i], "--") != 0; i++) {
 		if (strcmp(words[i], "--json") == 0)
 			return find_option(command, "json", 4) != NULL;
+		if (has_value_behind(command, words[i]))
+			i++;
 	}
 	return false;
 }

@@ -1,0 +1,2 @@
+# shellcheck shell=bash
+headrace load two --caching "auto|fill"

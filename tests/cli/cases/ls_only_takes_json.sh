@@ -1,0 +1,2 @@
+# shellcheck shell=bash
+headrace ls two --only --json
