@@ -68,40 +68,41 @@ void cli_loader_opts(const struct cli_args *args, struct hr_loader_opts *opts)
 
 /* ---- glob ---- */
 
-/* One [...] at `p` against a byte; *next is what follows it. A '[' that is never closed is itself. */
-static bool match_class(const char *p, unsigned char byte, const char **next)
+/* One [...] at `p` against a byte; *next is what follows it. A '[' that is never closed is itself: `closer` is the last ']'
+ * of the whole pattern, or NULL, so that no '[' has to look for one that is not there. */
+static bool match_class(const char *p, const char *closer, unsigned char byte, const char **next)
 {
 	const char *end = p + 1;
 	bool is_not = *end == '!' || *end == '^';
 	bool is_in = false;
 
 	end += is_not;
-	for (const char *first = end; *end && (*end != ']' || end == first); end++) {
+	if (!closer || closer <= end) {
+		*next = p + 1;
+		return byte == '[';
+	}
+	for (const char *first = end; *end != ']' || end == first; end++) {
 		unsigned char low = (unsigned char)*end;
 		unsigned char high = low;
 
-		if (end[1] == '-' && end[2] && end[2] != ']') {
+		if (end[1] == '-' && end[2] != ']') {
 			high = (unsigned char)end[2];
 			end += 2;
 		}
 		is_in |= low <= byte && byte <= high;
-	}
-	if (!*end) {
-		*next = p + 1;
-		return byte == '[';
 	}
 	*next = end + 1;
 	return is_in != is_not;
 }
 
 /* One step of a pattern, not '*', against one byte. */
-static bool match_one(const char *p, unsigned char byte, const char **next)
+static bool match_one(const char *p, const char *closer, unsigned char byte, const char **next)
 {
 	*next = p + 1;
 	if (*p == '?')
 		return true;
 	if (*p == '[')
-		return match_class(p, byte, next);
+		return match_class(p, closer, byte, next);
 	if (*p == '\\' && p[1]) {
 		*next = p + 2;
 		return (unsigned char)p[1] == byte;
@@ -112,6 +113,7 @@ static bool match_one(const char *p, unsigned char byte, const char **next)
 /* When a step fails, only the last '*' need take one byte more: time is at most the product of the lengths. */
 bool cli_glob(const char *pattern, const char *name, size_t len)
 {
+	const char *closer = strrchr(pattern, ']');
 	const char *p = pattern;
 	const char *after_star = NULL;
 	size_t star_at = 0;
@@ -123,7 +125,7 @@ bool cli_glob(const char *pattern, const char *name, size_t len)
 		if (*p == '*') {
 			after_star = ++p;
 			star_at = i;
-		} else if (match_one(p, (unsigned char)name[i], &next)) {
+		} else if (match_one(p, closer, (unsigned char)name[i], &next)) {
 			p = next;
 			i++;
 		} else if (after_star) {
