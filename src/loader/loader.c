@@ -83,12 +83,13 @@ static int open_engine(hr_loader *loader, const struct hr__engine_ops *ops, char
 static int open_named_engine(hr_loader *loader, const char *name)
 {
 	const struct hr__engine_ops *ops = hr__engine_find(name);
-	char reason[200] = "";
+	char reason[200] = "", shown[64];
 	int rc;
 
 	loader->engine_named = true;
 	if (!ops)
-		return hr__fail(HR_E_OPTS, "there is no engine '%s'; `headrace engines` lists them", name);
+		return hr__fail(HR_E_OPTS, "there is no engine '%s'; `headrace engines` lists them",
+				hr__escape(shown, sizeof(shown), name, strlen(name)));
 	rc = open_engine(loader, ops, reason, sizeof(reason));
 	if (rc && reason[0])
 		return hr__fail(rc, "engine %s cannot be used here: %s", name, reason);
