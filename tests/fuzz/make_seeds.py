@@ -8,8 +8,11 @@
 The first two bytes of a seed choose the allocation that fails (fuzz.h). Inputs that once made a target fail are kept in
 regressions/TARGET/ beside this file, if there are any, and belong to the seeds.
 """
+import glob
 import os
 import random
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -29,8 +32,37 @@ INDEXES = [
     '{\n  "metadata": {\n    "total_size": "7"\n  },\n  "weight_map": {\n    "a": "m.safetensors"\n  }\n}\n',
 ]
 
+LINES = [
+    [], ["--help"], ["-h", "load"], ["-V"], ["--version"], ["help", "lode"], ["lod"], ["load"], ["load", "-h"], ["ls", "--help", "x"],
+    ["ls", "m", "--only", "a.[0-9]*", "--only=*.w?[!abc]", "--json"], ["ls", "--", "--long", "-"],
+    ["ls", "m", "--lnog"], ["ls", "m", "--json=1"], ["ls", "m", "--only"], ["cat", "a", "b", "--", "-c-"], ["cat", "a", "--json"],
+    ["check", "m", "--digests=SHA256SUMS", "--json"], ["digest", "m", "--shards"], ["engines", "--json", "a", "b"],
+    ["load", "m", "--staging=1MiB", "--slot=64K", "--readers", "3", "--engine", "pread", "--caching=bypass", "--device", "cpu"],
+    ["load", "m", "--staging", "2T"], ["load", "m", "--slot", "65537"], ["load", "m", "--readers=65"], ["load", "m", "--readers=0"],
+    ["load", "m", "--engine=mmap", "--staging=256K"], ["load", "m", "--caching", ""],
+    ["load", "m", "--device", "cuda:01"], ["load", "m", "--device=cuda:9999"], ["load", "m", "--device", "cpu:0"],
+    ["load", "m", "--device", "\x1b[2J"], ["\x1b[31m"], ["ls", "m", "--on\u202ely"], ["plan", "m", "--json", ""],
+    ["bench"], ["bench", "m", "--rounds", "3", "--cold", "--sweep-slots"], ["bench", "--synthetic", "llama:4MiB", "--dir", "/x"],
+    ["bench", "--synthetic=small:100x64/7", "--open"], ["bench", "--synthetic", "one:4GB", "--keep"],
+    ["bench", "--synthetic", "small:4000001x2"], ["bench", "--synthetic", "small:5x3/2"], ["bench", "--synthetic", "big:5", "--json"],
+    ["0"], ["18446744073709551615"], ["18446744073709551616B"], ["16777215TiB", "17TB", "4kB", "4KiB", "1G", "007M", "1Bi"],
+    ["*[[[[[", "[[[[[["], ["[]-a]*", "]"], ["[!]", "[!]"], ["\\*\\", "*\\"], ["a*b*c", "aXbYbZc"], ["[z-a]", "m"], ["[^a-]", "-"],
+]
+
+
+def command_lines():
+    """The examples of every command's help, without what a shell would do with the output; then the lines above."""
+    lines = []
+    for path in sorted(glob.glob(os.path.join(HERE, "..", "..", "cli", "*.c"))):
+        with open(path, encoding="utf-8") as file:
+            for example in re.findall(r'"  headrace ([^"]*)\\n"', file.read()):
+                lines.append(shlex.split(re.split(r"  +| \|| > ", example)[0]))
+    return lines + LINES
+
 
 def contents(target):
+    if target == "args":
+        return ["\0".join(words).encode() + b"\0" for words in command_lines()]
     if target == "index":
         return [text.encode() for text in INDEXES]
     if target == "structured":
