@@ -191,7 +191,7 @@ struct hr_model_opts {
  * HR_TENSOR_UNLISTED and warned of.
  *
  * All headers are read and checked here, and nothing else: no byte of tensor data. Cost and memory are
- * linear in header bytes. Ownership: *out is the caller's; close it. Blocks: on header reads.
+ * linear in header bytes. Sixteen shards and more are read by up to 8 threads, which end before the call does. Ownership: *out is the caller's; close it. Blocks: on header reads.
  * Errors: HR_E_NOTFOUND, HR_E_IO, HR_E_SMALL … HR_E_AMBIGUOUS, HR_E_NOMEM, HR_E_OPTS.
  */
 HR_API int hr_model_open(const char *name, const struct hr_model_opts *opts, hr_model **out);
@@ -392,7 +392,9 @@ struct hr_job_opts {
 	 * memory of that read is kept and counted as lost until the read comes back. 0: no deadline. */
 	uint32_t io_timeout_ms;
 	uint32_t flags;      /**< none yet */
-	void *wait_stream;   /**< CUDA stream: our writes start after the work that is queued there now */
+	/** CUDA stream: our writes start after the work that is queued there now. That work must be able to finish without
+	 * the caller's help; until it has, the loader's other jobs wait behind this one. */
+	void *wait_stream;
 	void *signal_stream; /**< CUDA stream: what is queued there after a good hr_job_wait() sees our writes */
 };
 /** Start value of a struct hr_job_opts: its size, all else zero. */
@@ -445,7 +447,10 @@ HR_API hr_buffer *hr_buffer_acquire(hr_buffer *buffer);
  * while the loader lives never calls the driver: the loader takes the memory back in its own time.
  */
 HR_API void hr_buffer_release(hr_buffer *buffer);
-/** Drops an owner; the memory is used again only after what is queued on `stream` now. cuda only. */
+/**
+ * Drops an owner; the memory is used again only after what is queued on `stream` now. cuda only. If the driver will not
+ * order it so, the call fails and drops nothing. A caller's allocator hears the last owner's stream.
+ */
 HR_API int hr_buffer_release_on(hr_buffer *buffer, void *stream);
 /** Copies bytes of a buffer to host memory, for checks and tools. Blocks. */
 HR_API int hr_buffer_read(hr_buffer *buffer, uint64_t offset, void *dst, uint64_t bytes);
