@@ -30,8 +30,9 @@ struct bench_sample {
 	uint64_t resident_bytes; /* VmHWM of this sample, or of the process if it cannot be reset */
 	uint64_t beyond_bytes;   /* of that, what was not there before and is not the tensors' own */
 	uint64_t
-		device_bytes; /* what free device memory shrank by since the start; the driver may keep what was freed */
-	bool is_prepared;     /* the files were proved to be cold or warm */
+		/* what free device memory shrank by since the start; the driver may keep what was freed */
+		device_bytes;
+	bool is_prepared; /* the files were proved to be cold or warm */
 };
 
 struct bench_series {

@@ -105,7 +105,8 @@ static double ceiling_rate(const struct bench *bench, enum bench_what what)
 	return series ? spread(series, figure_rate).median : 0;
 }
 
-/* What bounds a result: cold the storage, warm on cpu the memory, warm on a GPU the page cache; and the link to a GPU. */
+/* What bounds a result: cold the storage, warm on cpu the memory, warm on a GPU the page cache; and the link to a
+ * GPU. */
 static enum bench_what bounding(const struct bench *bench, const struct bench_series *series)
 {
 	enum bench_what what = BENCH_MEMORY;

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define ALIGN 256
+#define ALIGN      256
 #define PART_BYTES (UINT64_C(1) << 30)
 
 int cli_model_open(const struct cli_args *args, size_t n_names, hr_model **model)
@@ -68,8 +68,8 @@ void cli_loader_opts(const struct cli_args *args, struct hr_loader_opts *opts)
 
 /* ---- glob ---- */
 
-/* One [...] at `p` against a byte; *next is what follows it. A '[' that is never closed is itself: `closer` is the last ']'
- * of the whole pattern, or NULL, so that no '[' has to look for one that is not there. */
+/* One [...] at `p` against a byte; *next is what follows it. A '[' that is never closed is itself: `closer` is the
+ * last ']' of the whole pattern, or NULL, so that no '[' has to look for one that is not there. */
 static bool match_class(const char *p, const char *closer, unsigned char byte, const char **next)
 {
 	const char *end = p + 1;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One load, as "load" does it and "bench" measures it: a loader, and a buffer and a job for each GiB or so, so that memory
- * of the next part is taken while the part before it is read. The clock starts before the loader is opened, so set-up
- * counts; opening the device does not.
+ * One load, as "load" does it and "bench" measures it: a loader, and a buffer and a job for each GiB or so, so that
+ * memory of the next part is taken while the part before it is read. The clock starts before the loader is opened, so
+ * set-up counts; opening the device does not.
  */
 #include "work.h"
 
 #include <string.h>
 
-#define SLICE_MS 100
+#define SLICE_MS    100
 #define PARTS_AHEAD 2 /* jobs at once: one that reads, one behind it */
 
 int cli_job_wait(hr_job *job, void (*tick)(void *ctx), void *ctx)

@@ -158,7 +158,8 @@ static bool compare_block(struct reader *reader, const struct block *block)
 	struct hr_tensor tensor = HR_TENSOR_INIT;
 
 	if (hr_model_tensor(transfer->model, set->tensors[block->at], &tensor) ||
-	    hr_buffer_read(transfer->buffers[set->part_of[block->at]], set->offsets[block->at] + block->offset, reader->got, block->bytes)) {
+	    hr_buffer_read(transfer->buffers[set->part_of[block->at]], set->offsets[block->at] + block->offset,
+			   reader->got, block->bytes)) {
 		note_failure(reader->check, hr_error_last()->code, hr_error_last()->message);
 		return false;
 	}

@@ -25,8 +25,8 @@ struct cli_part {
 	uint64_t bytes;  /* of the buffer */
 };
 
-/* Some tensors of a model, in file order, and where they go: each at a multiple of 256 bytes of its part's buffer, so that
- * neighbours in the file whose sizes are multiples of 256 are neighbours in the buffer and need one copy. */
+/* Some tensors of a model, in file order, and where they go: each at a multiple of 256 bytes of its part's buffer,
+ * so that neighbours in the file whose sizes are multiples of 256 are neighbours in the buffer and need one copy. */
 struct cli_set {
 	size_t n;
 	uint64_t *tensors; /* numbers in the model */
@@ -105,11 +105,12 @@ struct cli_transfer {
 	struct hr_stats stats;
 };
 
-/* 0, an HR_E_* code (the thread's last error has the story), or CLI_INTERRUPTED: cancelled and settled. Close in any case. */
+/* 0, an HR_E_* code (the thread's last error has the story), or CLI_INTERRUPTED: cancelled and settled. Close in
+ * any case. */
 int cli_transfer_run(struct cli_transfer *transfer);
 void cli_transfer_close(struct cli_transfer *transfer);
-/* Waits for a job in slices, with a tick (or NULL) after each, until it settles or a signal comes: then it is cancelled and
- * awaited, and the answer is CLI_INTERRUPTED. */
+/* Waits for a job in slices, with a tick (or NULL) after each, until it settles or a signal comes: then it is
+ * cancelled and awaited, and the answer is CLI_INTERRUPTED. */
 int cli_job_wait(hr_job *job, void (*tick)(void *ctx), void *ctx);
 uint64_t cli_device_free(hr_device *device); /* 0: not known */
 

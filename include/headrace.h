@@ -190,9 +190,10 @@ struct hr_model_opts {
  * it does not filter: a tensor of a listed shard that it does not name belongs to the model, flagged
  * HR_TENSOR_UNLISTED and warned of.
  *
- * All headers are read and checked here, and nothing else: no byte of tensor data. Cost and memory are
- * linear in header bytes. Sixteen shards and more are read by up to 8 threads, which end before the call does. Ownership: *out is the caller's; close it. Blocks: on header reads.
- * Errors: HR_E_NOTFOUND, HR_E_IO, HR_E_SMALL … HR_E_AMBIGUOUS, HR_E_NOMEM, HR_E_OPTS.
+ * All headers are read and checked here, and nothing else: no byte of tensor data. Cost and memory are linear in
+ * header bytes. Sixteen shards and more are read by up to 8 threads, which end before the call does. Ownership: *out
+ * is the caller's; close it. Blocks: on header reads. Errors: HR_E_NOTFOUND, HR_E_IO, HR_E_SMALL … HR_E_AMBIGUOUS,
+ * HR_E_NOMEM, HR_E_OPTS.
  */
 HR_API int hr_model_open(const char *name, const struct hr_model_opts *opts, hr_model **out);
 
@@ -249,8 +250,8 @@ HR_API uint32_t hr_model_n_shards(const hr_model *model);
 /** Describes one shard. Errors: HR_E_OPTS. */
 HR_API int hr_model_shard(const hr_model *model, uint32_t shard, struct hr_shard *out);
 /** One pair of a shard's __metadata__, in header order. Lengths are exact, NUL bytes included. */
-HR_API int hr_model_metadata(const hr_model *model, uint32_t shard, uint64_t pair, const char **key,
-			     size_t *key_len, const char **value, size_t *value_len);
+HR_API int hr_model_metadata(const hr_model *model, uint32_t shard, uint64_t pair, const char **key, size_t *key_len,
+			     const char **value, size_t *value_len);
 /** Warnings that opening gave ("3 tensors are not in the index"). NULL past the last one. */
 HR_API const char *hr_model_warning(const hr_model *model, size_t i);
 
@@ -270,8 +271,8 @@ struct hr_digest {
  * the i-th tensor of that shard in the model's numbering), in one pass with 8 MiB of memory.
  * Blocks. Threads: any, several shards at once. Errors: as hr_model_read_shard().
  */
-HR_API int hr_model_digest(const hr_model *model, uint32_t shard, struct hr_digest *whole,
-			   struct hr_digest *tensors, size_t n_tensors);
+HR_API int hr_model_digest(const hr_model *model, uint32_t shard, struct hr_digest *whole, struct hr_digest *tensors,
+			   size_t n_tensors);
 
 /* ------------------------------------------------------------------------------------------------ device */
 
@@ -376,10 +377,10 @@ typedef struct hr_job hr_job;
 
 /** A byte range of one tensor, and where it goes. Slices and tensor parallelism build on this. */
 struct hr_read {
-	uint64_t tensor;    /**< number in the model */
-	uint64_t offset;    /**< first byte, counted from the tensor's first */
-	uint64_t length;    /**< bytes; UINT64_MAX = to the tensor's end */
-	void *dst;          /**< memory of the loader's device; any alignment */
+	uint64_t tensor; /**< number in the model */
+	uint64_t offset; /**< first byte, counted from the tensor's first */
+	uint64_t length; /**< bytes; UINT64_MAX = to the tensor's end */
+	void *dst;       /**< memory of the loader's device; any alignment */
 	/** Room from `dst` to the end of its allocation: at least `length`. If it reaches over the destinations of the
 	 * next tensors, neighbours that lie in memory as they lie in the file are copied in one go. */
 	uint64_t dst_bytes;
@@ -391,9 +392,9 @@ struct hr_job_opts {
 	/** If a single read takes longer than this, the job fails with HR_E_TIMEDOUT and settles; the staging
 	 * memory of that read is kept and counted as lost until the read comes back. 0: no deadline. */
 	uint32_t io_timeout_ms;
-	uint32_t flags;      /**< none yet */
-	/** CUDA stream: our writes start after the work that is queued there now. That work must be able to finish without
-	 * the caller's help; until it has, the loader's other jobs wait behind this one. */
+	uint32_t flags; /**< none yet */
+	/** CUDA stream: our writes start after the work that is queued there now. That work must be able to finish
+	 * without the caller's help; until it has, the loader's other jobs wait behind this one. */
 	void *wait_stream;
 	void *signal_stream; /**< CUDA stream: what is queued there after a good hr_job_wait() sees our writes */
 };
@@ -507,28 +508,28 @@ HR_API const char *hr_engine_name(uint32_t engine);
 
 /** What a job, a feed or a loader did. Times are wall clock unless they say cpu. */
 struct hr_stats {
-	size_t size;             /**< HR_STATS_INIT sets it */
-	uint64_t total_bytes;    /**< payload asked for */
-	uint64_t done_bytes;     /**< payload that has arrived */
-	uint64_t total_tensors;  /**< reads asked for */
-	uint64_t read_bytes;     /**< read from storage or page cache: payload, gaps and alignment */
-	uint64_t n_chunks;       /**< reads issued */
-	uint64_t n_copies;       /**< copies to the device */
-	uint64_t n_batches;      /**< driver calls that carried them */
+	size_t size;                         /**< HR_STATS_INIT sets it */
+	uint64_t total_bytes;                /**< payload asked for */
+	uint64_t done_bytes;                 /**< payload that has arrived */
+	uint64_t total_tensors;              /**< reads asked for */
+	uint64_t read_bytes;                 /**< read from storage or page cache: payload, gaps and alignment */
+	uint64_t n_chunks;                   /**< reads issued */
+	uint64_t n_copies;                   /**< copies to the device */
+	uint64_t n_batches;                  /**< driver calls that carried them */
 	uint64_t cached_bytes[HR_N_ENGINES]; /**< of read_bytes, by engine: through the page cache */
 	uint64_t direct_bytes[HR_N_ENGINES]; /**< of read_bytes, by engine: around it */
-	uint64_t elapsed_ns;     /**< from start to settled, or to now */
-	uint64_t first_ns;       /**< from start to the first payload at its destination; 0 = not yet */
-	uint64_t storage_wait_ns; /**< summed over threads: waiting for storage */
-	uint64_t copy_wait_ns;   /**< summed over threads: waiting for staging memory, that is, for copies */
-	uint64_t read_cpu_ns;    /**< summed over readers: CPU time in reads */
-	uint64_t staging_bytes;  /**< the pool */
+	uint64_t elapsed_ns;                 /**< from start to settled, or to now */
+	uint64_t first_ns;                   /**< from start to the first payload at its destination; 0 = not yet */
+	uint64_t storage_wait_ns;            /**< summed over threads: waiting for storage */
+	uint64_t copy_wait_ns;       /**< summed over threads: waiting for staging memory, that is, for copies */
+	uint64_t read_cpu_ns;        /**< summed over readers: CPU time in reads */
+	uint64_t staging_bytes;      /**< the pool */
 	uint64_t peak_staging_bytes; /**< of it, in use at once */
-	uint64_t lost_bytes;     /**< of it, under reads that never came back */
-	uint64_t peak_buffer_bytes; /**< loader only: device memory of buffers at its peak */
-	uint32_t n_readers;      /**< threads for blocking reads */
-	uint32_t n_slots;        /**< in the pool */
-	char note[240];          /**< why a better way was not used; empty if there is nothing to say */
+	uint64_t lost_bytes;         /**< of it, under reads that never came back */
+	uint64_t peak_buffer_bytes;  /**< loader only: device memory of buffers at its peak */
+	uint32_t n_readers;          /**< threads for blocking reads */
+	uint32_t n_slots;            /**< in the pool */
+	char note[240];              /**< why a better way was not used; empty if there is nothing to say */
 };
 /** Start value of a struct hr_stats: its size, all else zero. */
 #define HR_STATS_INIT {sizeof(struct hr_stats)}
@@ -541,16 +542,16 @@ HR_API int hr_loader_stats(hr_loader *loader, struct hr_stats *out);
 
 /** What a job would do. */
 struct hr_plan_info {
-	size_t size;             /**< HR_PLAN_INFO_INIT sets it */
-	uint64_t payload_bytes;  /**< asked for */
-	uint64_t read_bytes;     /**< that would be read */
-	uint64_t n_chunks;       /**< reads */
-	uint64_t n_pieces;       /**< copies, before neighbours are merged */
-	uint64_t resident_bytes; /**< of read_bytes: in the page cache now */
+	size_t size;                         /**< HR_PLAN_INFO_INIT sets it */
+	uint64_t payload_bytes;              /**< asked for */
+	uint64_t read_bytes;                 /**< that would be read */
+	uint64_t n_chunks;                   /**< reads */
+	uint64_t n_pieces;                   /**< copies, before neighbours are merged */
+	uint64_t resident_bytes;             /**< of read_bytes: in the page cache now */
 	uint64_t cached_bytes[HR_N_ENGINES]; /**< by engine, as in hr_stats */
 	uint64_t direct_bytes[HR_N_ENGINES]; /**< by engine, as in hr_stats */
-	uint64_t staging_bytes;  /**< the pool */
-	char note[240];          /**< as in hr_stats */
+	uint64_t staging_bytes;              /**< the pool */
+	char note[240];                      /**< as in hr_stats */
 };
 /** Start value of a struct hr_plan_info: its size, all else zero. */
 #define HR_PLAN_INFO_INIT {sizeof(struct hr_plan_info)}
@@ -560,10 +561,10 @@ HR_API int hr_plan(hr_loader *loader, hr_model *model, const struct hr_read *rea
 
 /** One line of what `headrace engines` prints. */
 struct hr_probe_row {
-	char kind[8];      /**< "engine" or "device" */
-	char name[16];     /**< "uring", "cuda:0" */
-	uint32_t usable;   /**< 1 or 0 */
-	char reason[240];  /**< why not; or, if usable, what it is or how */
+	char kind[8];     /**< "engine" or "device" */
+	char name[16];    /**< "uring", "cuda:0" */
+	uint32_t usable;  /**< 1 or 0 */
+	char reason[240]; /**< why not; or, if usable, what it is or how */
 };
 /**
  * Tells which engines and devices can be used here, and why not; with a model, for its files.
@@ -595,8 +596,8 @@ struct hr_ceiling {
 #define HR_CEILING_INIT {sizeof(struct hr_ceiling)}
 /**
  * Measures a ceiling: up to `bytes` (0: as many as the model has). Takes memory of its own: no more than the pool has,
- * but for HR_CEILING_MEMORY up to 4 GiB, since the destination of a load is fresh memory too. The loader should be idle.
- * Errors: HR_E_OPTS, HR_E_UNSUPPORTED (O_DIRECT refused), and those of what is measured.
+ * but for HR_CEILING_MEMORY up to 4 GiB, since the destination of a load is fresh memory too. The loader should be
+ * idle. Errors: HR_E_OPTS, HR_E_UNSUPPORTED (O_DIRECT refused), and those of what is measured.
  */
 HR_API int hr_ceiling(hr_loader *loader, hr_model *model, uint32_t kind, uint64_t bytes, struct hr_ceiling *out);
 

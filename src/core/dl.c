@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-int hr__dl_load(const char *const *names, const struct hr__dl_symbol *symbols, size_t n_symbols, void *table, char *reason,
-		size_t reason_bytes)
+int hr__dl_load(const char *const *names, const struct hr__dl_symbol *symbols, size_t n_symbols, void *table,
+		char *reason, size_t reason_bytes)
 {
 	void *library = NULL;
 
@@ -27,7 +27,8 @@ int hr__dl_load(const char *const *names, const struct hr__dl_symbol *symbols, s
 
 		memcpy((char *)table + symbols[i].offset, &address, sizeof(address));
 		if (!address && symbols[i].required) {
-			snprintf(reason, reason_bytes, "%s has no symbol %s: the driver is too old", names[0], symbols[i].name);
+			snprintf(reason, reason_bytes, "%s has no symbol %s: the driver is too old", names[0],
+				 symbols[i].name);
 			return HR_E_UNSUPPORTED;
 		}
 	}

@@ -48,8 +48,9 @@ static size_t printable_utf8(const unsigned char *text, size_t left)
 		return 0;
 	if (need == 2 && b == 0xc2 && text[1] < 0xa0) /* C1 controls */
 		return 0;
-	if (need == 3 && b == 0xe2 && ((text[1] == 0x80 && text[2] >= 0x8b && text[2] <= 0xae) ||
-				       (text[1] == 0x81 && text[2] >= 0xa0 && text[2] <= 0xaf))) /* bidi, zero width */
+	if (need == 3 && b == 0xe2 &&
+	    ((text[1] == 0x80 && text[2] >= 0x8b && text[2] <= 0xae) ||
+	     (text[1] == 0x81 && text[2] >= 0xa0 && text[2] <= 0xaf))) /* bidi, zero width */
 		return 0;
 	return need;
 }
@@ -80,7 +81,8 @@ const char *hr__escape(char *out, size_t out_bytes, const char *text, size_t tex
 	return out;
 }
 
-static void fill(struct hr__error_record *record, const struct hr__where *where, int code, const char *format, va_list args)
+static void fill(struct hr__error_record *record, const struct hr__where *where, int code, const char *format,
+		 va_list args)
 {
 	char message[sizeof(record->message)];
 
@@ -184,10 +186,9 @@ const struct hr_error *hr_error_last(void)
 static const struct {
 	int code;
 	const char *name, *text;
-} codes[] = {
-	{HR_OK, "HR_OK", "success"},
+} codes[] = {{HR_OK, "HR_OK", "success"},
 #define HR__ROW(name, number, text) {name, #name, text},
-	HR_ERROR_CODES(HR__ROW)
+	     HR_ERROR_CODES(HR__ROW)
 #undef HR__ROW
 };
 

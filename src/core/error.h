@@ -38,16 +38,18 @@ struct hr__error_record {
 };
 
 /* Makes the thread's last error; gives `code`. The message is one sentence without a newline. */
-#define hr__fail(...) hr__failed(hr__record(__VA_ARGS__))
+#define hr__fail(...)    hr__failed(hr__record(__VA_ARGS__))
 #define hr__fail_at(...) hr__failed(hr__record_at(__VA_ARGS__))
 /* As hr__fail_at() for a system call: code from errno_value (ENOENT -> HR_E_NOTFOUND, ENOMEM -> HR_E_NOMEM, else
  * HR_E_IO), message "cannot <doing> <path>: <strerror>". */
-#define hr__fail_errno(...) hr__failed(hr__record_errno(__VA_ARGS__))
+#define hr__fail_errno(...)   hr__failed(hr__record_errno(__VA_ARGS__))
 #define hr__fail_nomem(bytes) hr__failed(hr__record_nomem(bytes))
 
-/* The functions behind them. hr__failed() is here so that a compiler sees what it cannot know of a call: a failure is not 0. */
+/* The functions behind them. hr__failed() is here so that a compiler sees what it cannot know of a call: a failure
+ * is not 0. */
 int hr__record(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-int hr__record_at(const struct hr__where *where, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int hr__record_at(const struct hr__where *where, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
 int hr__record_errno(const struct hr__where *where, int errno_value, const char *doing);
 int hr__record_nomem(size_t bytes);
 static inline int hr__failed(int code)
@@ -66,8 +68,8 @@ int hr__error_restore(const struct hr__error_record *record);
 void hr__error_fill(struct hr__error_record *record, const struct hr__where *where, int code, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 
-/* Writes `text` with control bytes, quotes and invalid UTF-8 escaped (\n, \x1b, \u202e style for bidi controls), shortened to fit.
- * Always terminates. Returns `out`. For names and paths in messages. */
+/* Writes `text` with control bytes, quotes and invalid UTF-8 escaped (\n, \x1b, \u202e style for bidi controls),
+ * shortened to fit. Always terminates. Returns `out`. For names and paths in messages. */
 const char *hr__escape(char *out, size_t out_bytes, const char *text, size_t text_len);
 
 #endif

@@ -12,8 +12,8 @@
 
 /* 0: go on; otherwise the errno that the call at this point must fail with. Threads: any. */
 int hr__fault(const char *point);
-/* Arms: the n-th passage (n = 1, 2, ...) of `point` (NULL: any but "malloc") fails once with `errno_value`. n = 0 disarms.
- * Resets the counters. */
+/* Arms: the n-th passage (n = 1, 2, ...) of `point` (NULL: any but "malloc") fails once with `errno_value`. n = 0
+ * disarms. Resets the counters. */
 void hr__fault_arm(const char *point, uint64_t n, int errno_value);
 /* Whether an armed fault has been given since. */
 int hr__fault_fired(void);

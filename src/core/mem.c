@@ -97,7 +97,9 @@ int hr__opts_copy(void *out, size_t out_bytes, const void *in, const char *what)
 		return hr__fail(HR_E_OPTS, "%s.size is %zu: set the struct up with its _INIT macro", what, size);
 	for (size_t i = out_bytes; i < size; i++)
 		if (((const unsigned char *)in)[i])
-			return hr__fail(HR_E_OPTS, "%s has a field at byte %zu that this version of headrace does not know", what, i);
+			return hr__fail(HR_E_OPTS,
+					"%s has a field at byte %zu that this version of headrace does not know", what,
+					i);
 	memcpy(out, in, size < out_bytes ? size : out_bytes);
 	return 0;
 }

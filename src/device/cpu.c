@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The cpu device: host memory. It has no streams and nothing to wait for: a copy is done when copy() returns, so its fences
- * are done as soon as they are asked about. Reads may go straight into destinations (HR__DEVICE_HOST), and mostly do.
+ * The cpu device: host memory. It has no streams and nothing to wait for: a copy is done when copy() returns, so its
+ * fences are done as soon as they are asked about. Reads may go straight into destinations (HR__DEVICE_HOST), and
+ * mostly do.
  *
- * Large memory is mapped, with huge pages asked for; small memory comes from the allocator with its own block's address kept
- * in front of what is handed out. `bytes` tells the two apart again when memory is released.
+ * Large memory is mapped, with huge pages asked for; small memory comes from the allocator with its own block's
+ * address kept in front of what is handed out. `bytes` tells the two apart again when memory is released.
  */
 #include "core/arith.h"
 #include "core/mem.h"

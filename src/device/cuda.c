@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The cuda device: NVIDIA GPUs through the driver (cuda_driver.c). Here is the device and its memory; cuda_lane.c has the
- * streams and what copies.
+ * The cuda device: NVIDIA GPUs through the driver (cuda_driver.c). Here is the device and its memory; cuda_lane.c has
+ * the streams and what copies.
  *
  * Always: the primary context is used, never one of our own; the caller's current context is current again when a call
  * returns; the NULL stream is never touched; after a sticky failure nothing is called any more, clean-up included.
  *
- * Memory comes from a private stream-ordered pool, which keeps nothing (release threshold 0): what is freed goes back to the
- * system at the next synchronisation. Where the driver has no pools, from cuMemAlloc.
+ * Memory comes from a private stream-ordered pool, which keeps nothing (release threshold 0): what is freed goes back
+ * to the system at the next synchronisation. Where the driver has no pools, from cuMemAlloc.
  */
 #include "cuda_driver.h"
 
@@ -59,8 +59,8 @@ static int cuda_probe(int *n_devices, char (*about)[240], int max, struct hr__de
 	return 0;
 }
 
-/* A pool's first allocation has the driver set things up for some 10 ms: once, here, and not in the first load. Its memory goes back
- * at once. */
+/* A pool's first allocation has the driver set things up for some 10 ms: once, here, and not in the first load. Its
+ * memory goes back at once. */
 static void warm_pool(struct hr__cuda *cuda)
 {
 	hr__cu_ptr first;
@@ -107,7 +107,8 @@ static int make_parts(struct hr__cuda *cuda, struct hr__device_error *error)
 	if (rc)
 		return rc;
 	make_pool(cuda);
-	/* In a batch a source is a device address. Registered host memory has the same one only if the device says so. */
+	/* In a batch a source is a device address. Registered host memory has the same one only if the device says
+	 * so. */
 	if (HR__CU(cuDeviceGetAttribute, &host_pointers, HR__CU_ATTRIBUTE_HOST_POINTER_USABLE, cuda->device))
 		host_pointers = 0;
 	cuda->batch = has_batch() && host_pointers ? HR__CUDA_BATCH_UNTRIED : HR__CUDA_BATCH_NONE;
@@ -210,7 +211,8 @@ static int cuda_info(hr_device *device, struct hr_device_info *out, struct hr__d
 	return rc;
 }
 
-/* In the context. Any lane may copy into the memory as soon as this returns, so it is waited for: the stream is empty. */
+/* In the context. Any lane may copy into the memory as soon as this returns, so it is waited for: the stream is
+ * empty. */
 static int alloc_from_pool(struct hr__cuda *cuda, size_t bytes, hr__cu_ptr *out, struct hr__device_error *error)
 {
 	int rc = HR__CU_CHECK(cuda, error, cuMemAllocFromPoolAsync, out, bytes, cuda->pool, cuda->memory_stream);
@@ -315,7 +317,8 @@ static int register_segments(struct hr__cuda *cuda, const struct hr__cuda_pin *p
 	return 0;
 }
 
-/* In the context. Drivers are known to refuse a large range that they take in pieces; the first refusal is what is told. */
+/* In the context. Drivers are known to refuse a large range that they take in pieces; the first refusal is what is
+ * told. */
 static int register_somehow(struct hr__cuda *cuda, struct hr__cuda_pin *pin, struct hr__device_error *error)
 {
 	struct hr__device_error ignored;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA driver: opened at run time, once per process, never closed. Nothing happens when headrace is loaded or when the
- * process ends, and cuInit is called only when somebody asks for a CUDA device or what devices there are: a process that
- * merely links headrace may fork workers which use CUDA.
+ * The CUDA driver: opened at run time, once per process, never closed. Nothing happens when headrace is loaded or when
+ * the process ends, and cuInit is called only when somebody asks for a CUDA device or what devices there are: a
+ * process that merely links headrace may fork workers which use CUDA.
  *
  * Lock order: `loading` is taken with no other lock held.
  */
@@ -86,7 +86,8 @@ int hr__cuda_enter(struct hr__cuda *cuda, struct hr__cuda_visit *visit, struct h
 	return rc;
 }
 
-/* Nothing could be done about a failure here, so there is no fault point: the two calls only take back what enter did. */
+/* Nothing could be done about a failure here, so there is no fault point: the two calls only take back what enter
+ * did. */
 void hr__cuda_leave(const struct hr__cuda_visit *visit)
 {
 	int mode = visit->capture_mode;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of the cuda device share: the loaded driver, the state of a device, and the three things that surround every
- * driver call: entering the context (and leaving it, so that the caller's own is current again), turning a result into a
- * reason, and remembering a failure after which the context is of no use.
+ * What the files of the cuda device share: the loaded driver, the state of a device, and the three things that
+ * surround every driver call: entering the context (and leaving it, so that the caller's own is current again),
+ * turning a result into a reason, and remembering a failure after which the context is of no use.
  *
  * Read cuda.c for the device (memory), cuda_lane.c for what copies.
  */
@@ -48,8 +48,8 @@ struct hr__cuda {
 	_Atomic int n_segmented;   /* of them, those in more than one segment */
 };
 
-/* Opens the driver if this process has not yet. A failure is not remembered: the next call tries again. HR_E_UNSUPPORTED (no
- * driver, too old, started before a fork), HR_E_NOTFOUND (no GPU), HR_E_DEVICE. */
+/* Opens the driver if this process has not yet. A failure is not remembered: the next call tries again.
+ * HR_E_UNSUPPORTED (no driver, too old, started before a fork), HR_E_NOTFOUND (no GPU), HR_E_DEVICE. */
 int hr__cuda_load(struct hr__device_error *error);
 
 /* A driver call by its field name, with its fault point. A test's armed number is taken as the driver's result. */
@@ -74,7 +74,8 @@ static inline struct hr__cuda *hr__cuda_of(const hr_device *device)
 	return device->state;
 }
 
-/* How many of `bytes` at `src` lie in one registration: the driver refuses a copy that crosses from one into the next. */
+/* How many of `bytes` at `src` lie in one registration: the driver refuses a copy that crosses from one into the
+ * next. */
 size_t hr__cuda_until_border(struct hr__cuda *cuda, const char *src, size_t bytes);
 
 /* cuda_lane.c: streams and lanes. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams and lanes of the cuda device. A lane is one non-blocking stream and a ring of events, one per outstanding fence,
- * made once. Its thread keeps the context current and is in relaxed capture mode from open to close, so that it cannot break
- * a graph capture of another thread. After lane_open nothing here allocates.
+ * Streams and lanes of the cuda device. A lane is one non-blocking stream and a ring of events, one per outstanding
+ * fence, made once. Its thread keeps the context current and is in relaxed capture mode from open to close, so that it
+ * cannot break a graph capture of another thread. After lane_open nothing here allocates.
  *
- * Copies of one call go to the driver in one cuMemcpyBatchAsync where there is one, up to BATCH_MAX a call. A driver that has
- * the call but refuses the first one is served by the loop from then on; hr_device_info says which it is.
+ * Copies of one call go to the driver in one cuMemcpyBatchAsync where there is one, up to BATCH_MAX a call. A driver
+ * that has the call but refuses the first one is served by the loop from then on; hr_device_info says which it is.
  *
  * A stream that is being captured into a graph is refused: our events would become part of the graph, or break it.
  */
@@ -95,8 +95,8 @@ void hr__cuda_mark_free(hr_device *device, void *mark)
 	hr__cuda_leave(&visit);
 }
 
-/* The copies meant are complete: their fences were seen. What is left is to make the order known to the consumer's stream,
- * with an event of a stream on which nothing else ever runs, so that nothing else is waited for. */
+/* The copies meant are complete: their fences were seen. What is left is to make the order known to the consumer's
+ * stream, with an event of a stream on which nothing else ever runs, so that nothing else is waited for. */
 int hr__cuda_signal(hr_device *device, void *stream, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
@@ -230,8 +230,8 @@ static hr__cu_result call_batch(struct cuda_lane *lane)
 				   lane->stream);
 }
 
-/* The first batch decides. If the driver refuses it and takes the same copies one by one, it is the call that it does not
- * like; if it refuses those too, it is the copies, and nothing has been learned. */
+/* The first batch decides. If the driver refuses it and takes the same copies one by one, it is the call that it
+ * does not like; if it refuses those too, it is the copies, and nothing has been learned. */
 static int send_batch(struct cuda_lane *lane, size_t *n_calls, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = lane->cuda;

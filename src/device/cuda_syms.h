@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of the CUDA driver API that headrace calls, as its own prototypes: no header of NVIDIA's is needed to build. The
- * table is walked when the driver is opened (cuda_driver.c), written once more by the look-alike driver of the tests, and
- * compared with the real cuda.h where that is found (tests/abi).
+ * The part of the CUDA driver API that headrace calls, as its own prototypes: no header of NVIDIA's is needed to
+ * build. The table is walked when the driver is opened (cuda_driver.c), written once more by the look-alike driver of
+ * the tests, and compared with the real cuda.h where that is found (tests/abi).
  *
- * X(field, symbol, parameters, required). The symbol has its suffix: "cuMemAlloc" alone is a function of the 32-bit days. All
- * return hr__cu_result. Streams, events, contexts and pools are pointers to something of the driver's.
+ * X(field, symbol, parameters, required). The symbol has its suffix: "cuMemAlloc" alone is a function of the 32-bit
+ * days. All return hr__cu_result. Streams, events, contexts and pools are pointers to something of the driver's.
  */
 #ifndef HR_DEVICE_CUDA_SYMS_H
 #define HR_DEVICE_CUDA_SYMS_H

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A device: memory that tensors are delivered into. This is the contract between the loader and the members cpu.c and cuda.c,
- * which are listed in devices.c.
+ * A device: memory that tensors are delivered into. This is the contract between the loader and the members cpu.c and
+ * cuda.c, which are listed in devices.c.
  *
- * Two parts. The device itself (memory: allocate, pin, read back) may be called from any thread. A **lane** is what copies: one
- * queue of copies with numbered fences. A lane is used by one thread, the loader's drainer, from open to close; `ordinal`
- * devices on a driver make their own context current on that thread and leave it current until lane_close.
+ * Two parts. The device itself (memory: allocate, pin, read back) may be called from any thread. A **lane** is what
+ * copies: one queue of copies with numbered fences. A lane is used by one thread, the loader's drainer, from open to
+ * close; `ordinal` devices on a driver make their own context current on that thread and leave it current until
+ * lane_close.
  *
- * Copies of a lane start in order. A fence is "all copies given before"; fences are numbered from 1 by the caller in the order
- * given and at most HR__MAX_FENCES are outstanding. A source or destination may be touched again only after its fence.
+ * Copies of a lane start in order. A fence is "all copies given before"; fences are numbered from 1 by the caller in
+ * the order given and at most HR__MAX_FENCES are outstanding. A source or destination may be touched again only after
+ * its fence.
  *
- * Failures: functions return 0 or HR_E_*, and put the driver's code into *system and a sentence into `reason` through struct
- * hr__device_error; they never touch the thread's last error, since most run on the drainer.
+ * Failures: functions return 0 or HR_E_*, and put the driver's code into *system and a sentence into `reason` through
+ * struct hr__device_error; they never touch the thread's last error, since most run on the drainer.
  */
 #ifndef HR_DEVICE_DEVICE_H
 #define HR_DEVICE_DEVICE_H
@@ -29,30 +31,31 @@ struct hr__device_error {
 };
 
 struct hr__copy {
-	void *dst; /* device memory; for the cpu device host memory */
+	void *dst;       /* device memory; for the cpu device host memory */
 	const void *src; /* pinned host memory (a slot) */
-	size_t bytes;  /* never 0 */
+	size_t bytes;    /* never 0 */
 };
 
 struct hr__lane; /* opaque to the loader; each member embeds what it needs behind it */
 
 /* Capabilities. */
-#define HR__DEVICE_HOST 1u    /* the CPU may write destinations itself: reads can go straight into them */
+#define HR__DEVICE_HOST    1u /* the CPU may write destinations itself: reads can go straight into them */
 #define HR__DEVICE_STREAMS 2u /* has streams: wait_stream, signal_stream, release_on */
 
 struct hr__device_ops {
 	const char *name; /* "cpu", "cuda" */
 	uint32_t caps;
 	size_t state_bytes;
-	/* Whether this kind of device is there. HR_E_UNSUPPORTED or HR_E_DEVICE with the reason; on success *n_devices and, for
-	 * each of up to `max`, a sentence about it. Creates no context. */
+	/* Whether this kind of device is there. HR_E_UNSUPPORTED or HR_E_DEVICE with the reason; on success
+	 * *n_devices and, for each of up to `max`, a sentence about it. Creates no context. */
 	int (*probe)(int *n_devices, char (*about)[240], int max, struct hr__device_error *error);
 	int (*open)(hr_device *device, int ordinal, struct hr__device_error *error);
 	void (*close)(hr_device *device);
 	int (*info)(hr_device *device, struct hr_device_info *out, struct hr__device_error *error);
 
-	/* Memory. alloc: at least 256-aligned, HR_E_DEVICE_MEMORY or HR_E_NOMEM if there is none; ordered before later copies of
-	 * any lane. release: any thread; nothing queued uses the memory any more but, perhaps, what retire was told of. */
+	/* Memory. alloc: at least 256-aligned, HR_E_DEVICE_MEMORY or HR_E_NOMEM if there is none; ordered before
+	 * later copies of any lane. release: any thread; nothing queued uses the memory any more but, perhaps, what
+	 * retire was told of. */
 	int (*alloc)(hr_device *device, uint64_t bytes, void **out, struct hr__device_error *error);
 	int (*release)(hr_device *device, void *memory, uint64_t bytes, struct hr__device_error *error);
 	/* Registers host memory for copies, portably; unpin undoes it. No-ops on cpu. */
@@ -61,19 +64,20 @@ struct hr__device_ops {
 	/* Copies device memory to host memory and waits. Any thread. */
 	int (*read_back)(hr_device *device, void *dst, const void *src, size_t bytes, struct hr__device_error *error);
 
-	/* Streams (HR__DEVICE_STREAMS only). mark: makes an object that stands for "what is queued on this stream now"; any thread.
-	 * lane_after: later copies of the lane wait for the mark; the drainer calls it, and mark_free afterwards (any thread).
-	 * signal: what is queued on `stream` from now on sees all copies whose fences are done; any thread.
-	 * retire: memory given to release() from now on is used again only after what is queued on `stream` now; any thread. */
+	/* Streams (HR__DEVICE_STREAMS only). mark: makes an object that stands for "what is queued on this stream
+	 * now"; any thread. lane_after: later copies of the lane wait for the mark; the drainer calls it, and
+	 * mark_free afterwards (any thread). signal: what is queued on `stream` from now on sees all copies whose
+	 * fences are done; any thread. retire: memory given to release() from now on is used again only after what
+	 * is queued on `stream` now; any thread. */
 	int (*mark)(hr_device *device, void *stream, void **mark, struct hr__device_error *error);
 	void (*mark_free)(hr_device *device, void *mark);
 	int (*lane_after)(struct hr__lane *lane, void *mark, struct hr__device_error *error);
 	int (*signal)(hr_device *device, void *stream, struct hr__device_error *error);
 	int (*retire)(hr_device *device, void *stream, struct hr__device_error *error);
 
-	/* Lanes. copy: queues n copies, in one driver call where the driver can; *n_calls says in how many. All or none are
-	 * trusted: after a failure the loader treats the destinations as touched by DMA until the next good fence.
-	 * fence_done: 1 done, 0 not yet, < 0 failed. */
+	/* Lanes. copy: queues n copies, in one driver call where the driver can; *n_calls says in how many. All or
+	 * none are trusted: after a failure the loader treats the destinations as touched by DMA until the next
+	 * good fence. fence_done: 1 done, 0 not yet, < 0 failed. */
 	int (*lane_open)(hr_device *device, struct hr__lane **out, struct hr__device_error *error);
 	void (*lane_close)(struct hr__lane *lane);
 	int (*copy)(struct hr__lane *lane, const struct hr__copy *copies, size_t n, size_t *n_calls,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The table of devices and what is the same for all of them: names, counting, fork, errors. A device is counted: the caller's
- * handle, each loader and each buffer hold it, and the last one closes it. In a forked child every call answers HR_E_FORKED
- * and nothing is freed: the memory and the driver's objects are the parent's.
+ * The table of devices and what is the same for all of them: names, counting, fork, errors. A device is counted: the
+ * caller's handle, each loader and each buffer hold it, and the last one closes it. In a forked child every call
+ * answers HR_E_FORKED and nothing is freed: the memory and the driver's objects are the parent's.
  */
 #include "device.h"
 

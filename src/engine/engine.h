@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An engine: one mechanism for getting bytes off a source. This is the contract between the loader and the members, which are
- * listed in engines.c in order of preference.
+ * An engine: one mechanism for getting bytes off a source. This is the contract between the loader and the members,
+ * which are listed in engines.c in order of preference.
  *
- * Two kinds. A *blocking* engine offers read(), which any number of reader threads call at once. A *queued* engine offers
- * submit(), reap() and wake(): one thread, the loader's, calls submit and reap; wake may come from any thread.
+ * Two kinds. A *blocking* engine offers read(), which any number of reader threads call at once. A *queued* engine
+ * offers submit(), reap() and wake(): one thread, the loader's, calls submit and reap; wake may come from any thread.
  *
- * From read() or submit() until the request comes back, the engine owns the request and its memory. It comes back exactly once,
- * with code 0 and every expected byte in place, or with a failure: then the memory holds garbage. Engines retry what is no
- * failure (EINTR, EAGAIN, short reads in mid-file, realigned where the read is direct). They never allocate, never touch the
- * thread's last error, and write nothing outside [memory, memory + asked).
+ * From read() or submit() until the request comes back, the engine owns the request and its memory. It comes back
+ * exactly once, with code 0 and every expected byte in place, or with a failure: then the memory holds garbage.
+ * Engines retry what is no failure (EINTR, EAGAIN, short reads in mid-file, realigned where the read is direct). They
+ * never allocate, never touch the thread's last error, and write nothing outside [memory, memory + asked).
  */
 #ifndef HR_ENGINE_ENGINE_H
 #define HR_ENGINE_ENGINE_H
@@ -27,14 +27,14 @@ struct hr__io {
 	/* Where to: one piece of memory, or (blocking engines, not direct) several. */
 	void *memory;
 	struct iovec *iov;
-	int n_iov;    /* 0: `memory` */
-	bool direct;  /* O_DIRECT */
-	bool staged;  /* `memory` is inside the staging memory that open() was told of */
+	int n_iov;   /* 0: `memory` */
+	bool direct; /* O_DIRECT */
+	bool staged; /* `memory` is inside the staging memory that open() was told of */
 
 	/* The answer. */
-	int code;    /* 0, HR_E_IO, HR_E_SHORT */
-	int system;  /* errno */
-	size_t got;  /* bytes that came, in order from the first */
+	int code;   /* 0, HR_E_IO, HR_E_SHORT */
+	int system; /* errno */
+	size_t got; /* bytes that came, in order from the first */
 
 	struct hr__io *next; /* for whoever owns the request */
 };
@@ -45,8 +45,8 @@ struct hr__engine_env {
 	unsigned depth; /* requests in flight at most (queued engines) */
 };
 
-#define HR__ENGINE_BLOCKING 1u
-#define HR__ENGINE_QUEUED 2u
+#define HR__ENGINE_BLOCKING   1u
+#define HR__ENGINE_QUEUED     2u
 #define HR__ENGINE_ON_REQUEST 4u /* used only when asked for by name */
 
 struct hr__engine_ops {
@@ -72,8 +72,8 @@ extern const struct hr__engine_ops hr__engine_pread, hr__engine_uring;
 const struct hr__engine_ops *const *hr__engines(void);
 const struct hr__engine_ops *hr__engine_find(const char *name);
 
-/* For members: takes the next `got` bytes of a request into account. Answers whether the request is over (code set), and if it is
- * not, moves `offset`, `memory` or `iov` on, realigned for a direct read. */
+/* For members: takes the next `got` bytes of a request into account. Answers whether the request is over (code
+ * set), and if it is not, moves `offset`, `memory` or `iov` on, realigned for a direct read. */
 bool hr__io_advance(struct hr__io *io, size_t got);
 /* A request that failed with this errno is over. */
 void hr__io_fail(struct hr__io *io, int errno_value);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine that is always there: blocking reads, buffered or O_DIRECT, by as many threads as the loader has readers. */
+/* The engine that is always there: blocking reads, buffered or O_DIRECT, by as many threads as the loader has
+ * readers. */
 #include "engine.h"
 
 static int probe(const struct hr__file *file, char *reason, size_t reason_bytes)

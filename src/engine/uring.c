@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The queued engine: io_uring through liburing, with the staging memory registered as fixed buffers where that is allowed.
+ * The queued engine: io_uring through liburing, with the staging memory registered as fixed buffers where that is
+ * allowed.
  *
- * One thread submits and reaps, so the ring is set up as single-issuer with deferred task work where the kernel offers it (6.1);
- * older kernels get the plain ring. Another thread wakes it through an eventfd that the ring always polls; user_data NULL marks
- * that poll's completion. Containers often forbid io_uring (seccomp: EPERM, ENOSYS; the sysctl
+ * One thread submits and reaps, so the ring is set up as single-issuer with deferred task work where the kernel offers
+ * it (6.1); older kernels get the plain ring. Another thread wakes it through an eventfd that the ring always polls;
+ * user_data NULL marks that poll's completion. Containers often forbid io_uring (seccomp: EPERM, ENOSYS; the sysctl
  * kernel.io_uring_disabled: EPERM): probe() and open() then say so and the loader goes on without.
  *
  * No polled rings: the gain at megabyte reads is nil, and IOPOLL fails at the first read on common devices.
@@ -52,9 +53,10 @@ static int set_up(struct io_uring *ring, unsigned depth)
 static int explain(int rc, char *reason, size_t reason_bytes)
 {
 	char text[64];
-	const char *hint = rc == -EPERM || rc == -EACCES ? " (sysctl kernel.io_uring_disabled, or a container's seccomp profile)"
-			   : rc == -ENOSYS		 ? " (the kernel or the container does not offer it)"
-							 : "";
+	const char *hint = rc == -EPERM || rc == -EACCES
+				   ? " (sysctl kernel.io_uring_disabled, or a container's seccomp profile)"
+			   : rc == -ENOSYS ? " (the kernel or the container does not offer it)"
+					   : "";
 
 	snprintf(reason, reason_bytes, "io_uring cannot be set up: %s%s", strerror_r(-rc, text, sizeof(text)), hint);
 	return HR_E_UNSUPPORTED;
@@ -88,8 +90,9 @@ static int open_ring(void *state, const struct hr__engine_env *env, char *reason
 	return 0;
 }
 
-/* At the first read, on the thread that becomes the issuer. A registered buffer saves the kernel the pinning of each read's pages;
- * registering makes all pages exist, so it waits until a cold byte wants it. Refused (memlock limit on old kernels) is fine. */
+/* At the first read, on the thread that becomes the issuer. A registered buffer saves the kernel the pinning of
+ * each read's pages; registering makes all pages exist, so it waits until a cold byte wants it. Refused (memlock
+ * limit on old kernels) is fine. */
 static void enable(struct uring *u)
 {
 	/* What io_uring_enable_rings() does; the shared library of liburing 2.3 does not export that one. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The first eight bytes of a file: how long its header is, and whether that can be. safetensors has no magic number, so a file
- * of another kind shows here as an absurd length. Only then are its first bytes compared with those of other formats, to say
- * what it may be: a valid file may begin with any of them.
+ * The first eight bytes of a file: how long its header is, and whether that can be. safetensors has no magic number,
+ * so a file of another kind shows here as an absurd length. Only then are its first bytes compared with those of other
+ * formats, to say what it may be: a valid file may begin with any of them.
  */
 #include "core/error.h"
 #include "header.h"

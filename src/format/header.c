@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading a header: one pass over the text that fills a table of entries and a list of metadata pairs. Each value is checked
- * for its type here; rules about several entries at once are header_rules.c's.
+ * Reading a header: one pass over the text that fills a table of entries and a list of metadata pairs. Each value is
+ * checked for its type here; rules about several entries at once are header_rules.c's.
  *
- * Memory: strings and dims go into chunks (strings from the bottom up, dims from the top down), both at most as many as the
- * text can hold: no length that the text claims is ever allocated. Entries and pairs are one growing array each.
+ * Memory: strings and dims go into chunks (strings from the bottom up, dims from the top down), both at most as many
+ * as the text can hold: no length that the text claims is ever allocated. Entries and pairs are one growing array
+ * each.
  */
 #include "header.h"
 

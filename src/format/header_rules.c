@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rules about a whole header. Names and metadata keys are distinct (found by a keyed hash: names made to collide cannot
- * be chosen); sorted by (begin, end) the ranges follow one another from 0 without hole or overlap; each has exactly the size
- * of its dtype and shape; the last ends where the file ends. Order of checks as in the official parser.
+ * The rules about a whole header. Names and metadata keys are distinct (found by a keyed hash: names made to collide
+ * cannot be chosen); sorted by (begin, end) the ranges follow one another from 0 without hole or overlap; each has
+ * exactly the size of its dtype and shape; the last ends where the file ends. Order of checks as in the official
+ * parser.
  *
  * Temporary memory: one table of 32-bit numbers, at most 16 bytes an entry, used for hashing and then for sorting.
  */
@@ -188,8 +189,8 @@ static int fail_offset(const struct hr__entry *entry, const struct hr__entry *be
 			   entry->begin > expected ? entry->begin - expected : expected - entry->begin);
 }
 
-/* Sets *bytes to what dtype and shape make; multiplied from left to right as the official parser does, so that both refuse
- * the same shapes. */
+/* Sets *bytes to what dtype and shape make; multiplied from left to right as the official parser does, so that both
+ * refuse the same shapes. */
 static int size_of(const struct hr__entry *entry, uint64_t *bytes)
 {
 	const struct hr__where where = at_entry(entry);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The second half of reading a header: what can be told only when all entries are there. header.c reads them, header_rules.c
- * checks that names are distinct, sorts by (begin, end), and checks ranges and sizes.
+ * The second half of reading a header: what can be told only when all entries are there. header.c reads them,
+ * header_rules.c checks that names are distinct, sorts by (begin, end), and checks ranges and sizes.
  */
 #ifndef HR_FORMAT_HEADER_RULES_H
 #define HR_FORMAT_HEADER_RULES_H
@@ -17,7 +17,8 @@ struct hr__header_text {
 	uint64_t data_bytes; /* that follow it in the file */
 };
 
-/* Where a tensor's name or a metadata key stands in the file: header.c keeps that in the four bytes before the string. */
+/* Where a tensor's name or a metadata key stands in the file: header.c keeps that in the four bytes before the
+ * string. */
 static inline uint64_t hr__header_position(const char *name)
 {
 	uint32_t in_json;
@@ -26,8 +27,8 @@ static inline uint64_t hr__header_position(const char *name)
 	return (uint64_t)HR__FRAME_BYTES + in_json;
 }
 
-/* HR_E_DUPLICATE, HR_E_OFFSET, HR_E_OVERFLOW, HR_E_SUBBYTE, HR_E_SIZE, HR_E_COVER, HR_E_NOMEM. Metadata keys are hashed with
- * `key` here; entries bring their hash. */
+/* HR_E_DUPLICATE, HR_E_OFFSET, HR_E_OVERFLOW, HR_E_SUBBYTE, HR_E_SIZE, HR_E_COVER, HR_E_NOMEM. Metadata keys are
+ * hashed with `key` here; entries bring their hash. */
 int hr__header_check(const struct hr__header_text *text, const struct hr__hash_key *key, struct hr__header *header);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pull parser. `at` never passes `end`, every byte is looked at once (a short quote in an error apart), and each function
- * leaves `at` behind what it read. Strings are checked where they are met and decoded only if somebody wants them: most are
- * plain ASCII, which is passed over eight bytes at a time.
+ * The pull parser. `at` never passes `end`, every byte is looked at once (a short quote in an error apart), and each
+ * function leaves `at` behind what it read. Strings are checked where they are met and decoded only if somebody wants
+ * them: most are plain ASCII, which is passed over eight bytes at a time.
  */
 #include "json.h"
 
@@ -130,7 +130,8 @@ static int fail_syntax(const struct hr__json *json, const char *expected)
 
 /* ---- strings ---- */
 
-/* The first byte from `at` on that is not plain: a quote, a backslash, a control byte or the start of a UTF-8 sequence. */
+/* The first byte from `at` on that is not plain: a quote, a backslash, a control byte or the start of a UTF-8
+ * sequence. */
 static const uint8_t *plain_end(const uint8_t *at, const uint8_t *end)
 {
 	for (; end - at >= 8; at += 8) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A strict JSON pull parser over bytes in memory. The caller asks for what must come next, in the order of the text; nothing
- * is built, allocated or looked at twice, nesting needs no stack (skipping a value keeps 16 bits of one). RFC 8259 to the
- * letter: UTF-8 checked, lone surrogates refused, no BOM, integers exact to 2^64-1.
+ * A strict JSON pull parser over bytes in memory. The caller asks for what must come next, in the order of the text;
+ * nothing is built, allocated or looked at twice, nesting needs no stack (skipping a value keeps 16 bits of one). RFC
+ * 8259 to the letter: UTF-8 checked, lone surrogates refused, no BOM, integers exact to 2^64-1.
  *
  *     hr__json_start(&json, bytes, n, 0, "index");
  *     rc = hr__json_open(&json, HR__JSON_OBJECT, "the index");
@@ -14,9 +14,9 @@
  *     if (!rc)
  *             rc = hr__json_end(&json);
  *
- * After a non-zero answer the parser must not be used again. Errors are HR_E_JSON (not JSON), HR_E_UTF8, HR_E_TYPE (JSON,
- * but not what was asked for) and HR_E_LIMIT (hr__json_skip only); each has the byte position in the file and what is there.
- * Duplicate keys are the caller's to find: only it has the memory for that.
+ * After a non-zero answer the parser must not be used again. Errors are HR_E_JSON (not JSON), HR_E_UTF8, HR_E_TYPE
+ * (JSON, but not what was asked for) and HR_E_LIMIT (hr__json_skip only); each has the byte position in the file and
+ * what is there. Duplicate keys are the caller's to find: only it has the memory for that.
  */
 #ifndef HR_FORMAT_JSON_H
 #define HR_FORMAT_JSON_H
@@ -58,14 +58,16 @@ void hr__json_start(struct hr__json *json, const void *bytes, size_t n, uint64_t
 
 /* In all of these, `what` names the value in messages ("dtype must be a string, ..."). */
 
-/* Goes into an object or array. Then call hr__json_member() or hr__json_item() until *more is false: that left it again. */
+/* Goes into an object or array. Then call hr__json_member() or hr__json_item() until *more is false: that left it
+ * again. */
 int hr__json_open(struct hr__json *json, enum hr__json_kind kind, const char *what);
 /* Reads the next key and the colon; the value must be read next. */
 int hr__json_member(struct hr__json *json, struct hr__json_string *key, bool *more);
 /* Goes before the next item, which must be read next. */
 int hr__json_item(struct hr__json *json, bool *more);
 int hr__json_string(struct hr__json *json, const char *what, struct hr__json_string *out);
-/* HR_E_TYPE for what is no integer (2.0 and 2e0 included), negative (-0 too) or above 2^64-1; the message says which. */
+/* HR_E_TYPE for what is no integer (2.0 and 2e0 included), negative (-0 too) or above 2^64-1; the message says
+ * which. */
 int hr__json_u64(struct hr__json *json, const char *what, uint64_t *out);
 /* If a null comes next, reads it and gives true; else nothing happens. */
 bool hr__json_take_null(struct hr__json *json);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that is handed out. A buffer is a counted view of a block, a block one allocation of the device; small tensors of a feed
- * share blocks. The heap is what remains of a loader for as long as blocks are out.
+ * Memory that is handed out. A buffer is a counted view of a block, a block one allocation of the device; small
+ * tensors of a feed share blocks. The heap is what remains of a loader for as long as blocks are out.
  *
- * hr_buffer_release() may run anywhere: in a language's collector, under a caller's lock. So while the loader lives it only pushes
- * the block onto a lock-free stack and pokes the drainer; memory of a caller's hooks goes back on the next thread that is inside
- * one of our calls. Host memory needs none of this and goes back at once, as does all memory once the loader has closed: it puts
- * a mark on the stack then, so that no block can be pushed that nobody would take.
+ * hr_buffer_release() may run anywhere: in a language's collector, under a caller's lock. So while the loader lives it
+ * only pushes the block onto a lock-free stack and pokes the drainer; memory of a caller's hooks goes back on the next
+ * thread that is inside one of our calls. Host memory needs none of this and goes back at once, as does all memory
+ * once the loader has closed: it puts a mark on the stack then, so that no block can be pushed that nobody would take.
  */
 #include "loader.h"
 
@@ -60,7 +60,8 @@ void hr__heap_unref(struct hr__heap *heap)
 	hr__free(heap);
 }
 
-/* Gives one allocation back. A failure of the driver has nobody to go to: the memory then is the driver's to clean up. */
+/* Gives one allocation back. A failure of the driver has nobody to go to: the memory then is the driver's to clean
+ * up. */
 static void block_free(struct hr__block *block, void *stream)
 {
 	struct hr__heap *heap = block->heap;
@@ -133,7 +134,9 @@ void hr__block_release(struct hr__block *block)
 	hr__heap_acquire(heap); /* once the block is pushed, it no longer keeps the heap */
 	if (!give_back(heap, block))
 		block_free(block, NULL);
-	else if (!heap->release) /* without the lock, since a caller's may be held; a poke that is missed costs a quarter second */
+	else if (
+		/* without the lock, since a caller's may be held; a poke that is missed costs a quarter second */
+		!heap->release)
 		pthread_cond_signal(&heap->loader->full);
 	hr__heap_unref(heap);
 }
@@ -144,7 +147,8 @@ static int no_memory(struct hr__heap *heap, int code, uint64_t bytes, const stru
 
 	if (heap->alloc)
 		return hr__fail_at(&(struct hr__where){.stage = "device", .offset = HR_NO_OFFSET}, HR_E_DEVICE_MEMORY,
-				   "the caller's allocator gave no memory for %" PRIu64 " bytes on %s", bytes, heap->device->spec);
+				   "the caller's allocator gave no memory for %" PRIu64 " bytes on %s", bytes,
+				   heap->device->spec);
 	snprintf(doing, sizeof(doing), "cannot allocate %" PRIu64 " bytes", bytes);
 	return hr__failed(hr__device_fail(heap->device, code, doing, error));
 }
@@ -265,9 +269,9 @@ int hr_buffer_release_on(hr_buffer *buffer, void *stream)
 		return rc;
 	if (!(device->ops->caps & HR__DEVICE_STREAMS))
 		return hr__fail(HR_E_OPTS, "%s has no streams: use hr_buffer_release()", device->spec);
-	/* A caller's allocator is told the stream. Our own memory may have other owners, or be shared with other buffers, and who
-	 * drops it last need not be this one: so the device is told that nothing it gets back from now on is free before this stream
-	 * has come so far. If it cannot be told, nothing is released. */
+	/* A caller's allocator is told the stream. Our own memory may have other owners, or be shared with other
+	 * buffers, and who drops it last need not be this one: so the device is told that nothing it gets back from
+	 * now on is free before this stream has come so far. If it cannot be told, nothing is released. */
 	if (!block->heap->release)
 		rc = device->ops->retire(device, stream, &error);
 	if (rc)
@@ -296,8 +300,8 @@ int hr_buffer_read(hr_buffer *buffer, uint64_t offset, void *dst, uint64_t bytes
 	if (rc)
 		return rc;
 	if (!hr__add_u64(offset, bytes, &end) || end > buffer->bytes)
-		return hr__fail(HR_E_OPTS, "bytes %" PRIu64 " to %" PRIu64 " are outside of a buffer of %" PRIu64, offset,
-				offset + bytes, buffer->bytes);
+		return hr__fail(HR_E_OPTS, "bytes %" PRIu64 " to %" PRIu64 " are outside of a buffer of %" PRIu64,
+				offset, offset + bytes, buffer->bytes);
 	if (bytes == 0)
 		return 0;
 	rc = device->ops->read_back(device, dst, (const char *)buffer->memory + offset, bytes, &error);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ceilings: what the link, the storage, the page cache and the memory of this machine can do at best. Plain loops on purpose, which
- * share nothing with the loader but the system: a loader measured against itself would always look good.
+ * Ceilings: what the link, the storage, the page cache and the memory of this machine can do at best. Plain loops on
+ * purpose, which share nothing with the loader but the system: a loader measured against itself would always look
+ * good.
  */
 #define HR_EXPERIMENTAL
 #include "loader.h"
@@ -11,9 +12,9 @@
 
 #include <string.h>
 
-#define BLOCK_BYTES ((uint64_t)4 << 20)
-#define LINK_BYTES ((uint64_t)64 << 20)
-#define STORAGE_THREADS 16
+#define BLOCK_BYTES      ((uint64_t)4 << 20)
+#define LINK_BYTES       ((uint64_t)64 << 20)
+#define STORAGE_THREADS  16
 #define MAX_MEMORY_BYTES ((uint64_t)2 << 30)
 
 /* One measurement, shared by its threads. */
@@ -29,8 +30,8 @@ struct run {
 	uint64_t room;            /* of those */
 	_Atomic uint64_t next;    /* the next byte that nobody has taken */
 	_Atomic uint64_t moved;
-	_Atomic int error;        /* errno of the first failure */
-	int code;                 /* HR_CEILING_LINK: of the device */
+	_Atomic int error; /* errno of the first failure */
+	int code;          /* HR_CEILING_LINK: of the device */
 	struct hr__device_error device_error;
 };
 
@@ -70,10 +71,12 @@ static void read_blocks(struct worker *worker)
 
 		if (!source)
 			return;
-		error = hr__os_pread_full(direct ? source->file.direct_fd : source->file.fd, worker->memory + round % run->share,
-					  (size_t)run->block, source->base + offset, &got);
+		error = hr__os_pread_full(direct ? source->file.direct_fd : source->file.fd,
+					  worker->memory + round % run->share, (size_t)run->block,
+					  source->base + offset, &got);
 		round += run->block;
-		/* A direct read at the end of the file stops at a byte that is no place to go on from; it has all there is. */
+		/* A direct read at the end of the file stops at a byte that is no place to go on from; it has all
+		 * there is. */
 		if (error && got == 0)
 			atomic_store(&run->error, error);
 		atomic_fetch_add(&run->moved, got);
@@ -122,8 +125,8 @@ static int run_workers(struct run *run, uint32_t n)
 		pthread_join(workers[i].thread, NULL);
 	hr__free(workers);
 	if (error || run->error)
-		return hr__fail_errno(&(struct hr__where){.stage = "ceiling", .offset = HR_NO_OFFSET}, error ? error : run->error,
-				      error ? "start a thread" : "read the model's files");
+		return hr__fail_errno(&(struct hr__where){.stage = "ceiling", .offset = HR_NO_OFFSET},
+				      error ? error : run->error, error ? "start a thread" : "read the model's files");
 	return 0;
 }
 
@@ -143,7 +146,8 @@ static void *link_main(void *arg)
 		struct hr__copy copy = {run->to, run->memory, (size_t)run->block};
 		size_t calls;
 
-		if (run->moved < run->wanted && fences - done < 4) { /* a few queued, so that the link never waits for us */
+		/* a few queued, so that the link never waits for us */
+		if (run->moved < run->wanted && fences - done < 4) {
 			run->code = device->ops->copy(lane, &copy, 1, &calls, error);
 			if (!run->code)
 				run->code = device->ops->fence(lane, ++fences, error);
@@ -168,7 +172,9 @@ static int run_link(struct run *run)
 	if (error)
 		return hr__fail_errno(&(struct hr__where)HR__NOWHERE, error, "start a thread");
 	pthread_join(thread, NULL);
-	return run->code ? hr__device_fail(run->loader->device, run->code, "cannot measure the link", &run->device_error) : 0;
+	return run->code
+		       ? hr__device_fail(run->loader->device, run->code, "cannot measure the link", &run->device_error)
+		       : 0;
 }
 
 static int check_direct(const struct run *run)

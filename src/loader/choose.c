@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a chunk is read: by which engine, and through or around the page cache. Decided for each chunk, on the reader's thread and
- * without the lock, since asking what is resident is a system call.
+ * How a chunk is read: by which engine, and through or around the page cache. Decided for each chunk, on the reader's
+ * thread and without the lock, since asking what is resident is a system call.
  *
- * With no engine named, bytes that are in the page cache are copied by the blocking engine, on as many threads as there are
- * readers; cold ones go to the queued engine where there is one, which costs a tenth of the CPU time.
+ * With no engine named, bytes that are in the page cache are copied by the blocking engine, on as many threads as
+ * there are readers; cold ones go to the queued engine where there is one, which costs a tenth of the CPU time.
  */
 #include "loader.h"
 
@@ -16,9 +16,9 @@
 
 #define SAMPLE_BYTES ((uint64_t)512 << 10)
 
-/* Whether a range is in the page cache, by one page in every SAMPLE_BYTES and the last: to walk all pages of a range that is cached
- * would cost a few percent of copying it, and a hole that is missed costs no more than a read through the cache. Where there is no
- * way to tell, that is the safe answer too. */
+/* Whether a range is in the page cache, by one page in every SAMPLE_BYTES and the last: to walk all pages of a
+ * range that is cached would cost a few percent of copying it, and a hole that is missed costs no more than a read
+ * through the cache. Where there is no way to tell, that is the safe answer too. */
 static bool is_resident(const struct hr__source *source, const struct hr__chunk *chunk)
 {
 	uint64_t end = source->base + chunk->offset + chunk->bytes, resident;
@@ -32,7 +32,8 @@ static bool is_resident(const struct hr__source *source, const struct hr__chunk 
 	return hr__os_resident(&source->file, end - 1, 1, &resident) || resident == 1;
 }
 
-static bool wants_direct(const hr_loader *loader, const struct hr_job *job, const struct hr__source *source, bool resident)
+static bool wants_direct(const hr_loader *loader, const struct hr_job *job, const struct hr__source *source,
+			 bool resident)
 {
 	if (source->file.fd < 0)
 		return true;
@@ -43,7 +44,8 @@ static bool wants_direct(const hr_loader *loader, const struct hr_job *job, cons
 	return source->file.direct_fd >= 0 && source->file.offset_align <= job->plan.align && !job->direct_refused;
 }
 
-void hr__choose(const hr_loader *loader, const struct hr_job *job, const struct hr__chunk *chunk, struct hr__choice *out)
+void hr__choose(const hr_loader *loader, const struct hr_job *job, const struct hr__chunk *chunk,
+		struct hr__choice *out)
 {
 	const struct hr__source *source = hr__model_source(job->model, chunk->source);
 	bool is_asked = loader->caching == HR_CACHING_AUTO || (loader->blocking && loader->queued);
@@ -72,18 +74,23 @@ int hr__choose_check(const hr_loader *loader, const hr_model *model)
 		if (source->file.direct_fd >= 0 && fits(&source->file, loader->pool.slot_bytes))
 			continue;
 		if (source->file.direct_fd >= 0 && loader->caching == HR_CACHING_BYPASS)
-			return hr__fail_at(&(struct hr__where){.stage = "plan", .path = source->path, .offset = HR_NO_OFFSET},
-					   HR_E_UNSUPPORTED,
-					   "%s wants direct reads of %" PRIu32 " bytes or a multiple, which do not fit into slots of %" PRIu64
-					   "; use slots of a multiple of twice that, or caching auto or fill",
-					   source->path, source->file.offset_align, loader->pool.slot_bytes);
+			return hr__fail_at(
+				&(struct hr__where){.stage = "plan", .path = source->path, .offset = HR_NO_OFFSET},
+				HR_E_UNSUPPORTED,
+				"%s wants direct reads of %" PRIu32
+				" bytes or a multiple, which do not fit into slots of %" PRIu64
+				"; use slots of a multiple of twice that, or caching auto or fill",
+				source->path, source->file.offset_align, loader->pool.slot_bytes);
 		if (loader->caching == HR_CACHING_BYPASS || source->file.fd < 0)
-			return hr__fail_at(&(struct hr__where){.stage = "plan", .path = source->path, .offset = HR_NO_OFFSET,
-							       .system = source->file.direct_errno},
-					   HR_E_UNSUPPORTED,
-					   "%s cannot be read around the page cache: O_DIRECT is refused by %s (%s); use caching auto or fill",
-					   source->path, fs ? fs : "its file system",
-					   strerror_r(source->file.direct_errno, text, sizeof(text)));
+			return hr__fail_at(
+				&(struct hr__where){.stage = "plan",
+						    .path = source->path,
+						    .offset = HR_NO_OFFSET,
+						    .system = source->file.direct_errno},
+				HR_E_UNSUPPORTED,
+				"%s cannot be read around the page cache: O_DIRECT is refused by %s (%s); use caching auto or fill",
+				source->path, fs ? fs : "its file system",
+				strerror_r(source->file.direct_errno, text, sizeof(text)));
 	}
 	return 0;
 }

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The drainer: the one thread that copies. It takes slots that are full, sends the pieces that have a destination in one batch, and
- * sets one fence behind it. Pieces that follow one another both in the slot and at the destination become one copy, so that
- * tensors which lie in memory as they lie in the file cost one copy a slot, however many they are.
+ * The drainer: the one thread that copies. It takes slots that are full, sends the pieces that have a destination in
+ * one batch, and sets one fence behind it. Pieces that follow one another both in the slot and at the destination
+ * become one copy, so that tensors which lie in memory as they lie in the file cost one copy a slot, however many they
+ * are.
  *
- * A slot may be drained in several steps (a feed's destinations come late); it has one fence outstanding at most, so a batch is
- * simply a list of slots. While copies are in flight the drainer looks at the oldest fence about every 20 microseconds, half the
- * time that a slot takes on a fast link; otherwise it sleeps.
+ * A slot may be drained in several steps (a feed's destinations come late); it has one fence outstanding at most, so a
+ * batch is simply a list of slots. While copies are in flight the drainer looks at the oldest fence about every 20
+ * microseconds, half the time that a slot takes on a fast link; otherwise it sleeps.
  *
- * A batch holds at most a sixteenth of the pool and four are in flight at most: so copies queue up on the link, which then never
- * waits for us, and slots come back in small portions, so that readers do not wait all at once and wake all at once.
+ * A batch holds at most a sixteenth of the pool and four are in flight at most: so copies queue up on the link, which
+ * then never waits for us, and slots come back in small portions, so that readers do not wait all at once and wake all
+ * at once.
  *
  * It is also the clock: reads that miss their deadline are found here.
  */
@@ -18,10 +20,10 @@
 #include "core/arith.h"
 #include "core/mem.h"
 
-#define POLL_NS ((uint64_t)20 * 1000)
-#define MAX_FAILURES 50 /* of one call in a row, before a driver counts as gone for good */
+#define POLL_NS          ((uint64_t)20 * 1000)
+#define MAX_FAILURES     50 /* of one call in a row, before a driver counts as gone for good */
 #define DEADLINE_TICK_NS ((uint64_t)5 * 1000000)
-#define REAP_TICK_NS ((uint64_t)250 * 1000000)
+#define REAP_TICK_NS     ((uint64_t)250 * 1000000)
 
 /* Fences in flight, oldest first, each with the slots that it frees. */
 struct fences {
@@ -54,9 +56,9 @@ static bool follows(const struct hr__copy *copy, const unsigned char *src, const
 	return (const unsigned char *)copy->src + copy->bytes == src && (unsigned char *)copy->dst + copy->bytes == dst;
 }
 
-/* Adds a slot's pieces to the copies of the batch, which hold n so far; answers how many they hold now. Pieces become one copy
- * within one slot and one allocation: no copy may cross from one registration or allocation into the next, even where the
- * addresses go on. */
+/* Adds a slot's pieces to the copies of the batch, which hold n so far; answers how many they hold now. Pieces
+ * become one copy within one slot and one allocation: no copy may cross from one registration or allocation into
+ * the next, even where the addresses go on. */
 static size_t add_slot(hr_loader *loader, const struct hr__slot *slot, size_t n, struct tally *tally)
 {
 	const struct hr_job *job = slot->job;
@@ -95,8 +97,8 @@ static void apply_mark(hr_loader *loader, struct hr_job *job, struct tally *tall
 	job->mark = NULL;
 }
 
-/* Waits until the copies before a fence are over. A question that fails says nothing about them, so it is asked again; a driver that
- * goes on failing has failed for good, and by its own rules touches nothing any more. */
+/* Waits until the copies before a fence are over. A question that fails says nothing about them, so it is asked
+ * again; a driver that goes on failing has failed for good, and by its own rules touches nothing any more. */
 static void wait_for_fence(hr_loader *loader, uint64_t fence)
 {
 	struct hr__device_error ignored;
@@ -159,7 +161,8 @@ static void collect(hr_loader *loader, struct hr__slot_list *batch)
 			hr__slot_land(loader, slot);
 			continue;
 		}
-		slot->draining_to = slot->chunk.last + 1 < slot->job->n_bound ? slot->chunk.last + 1 : slot->job->n_bound;
+		slot->draining_to = slot->chunk.last + 1 < slot->job->n_bound ? slot->chunk.last + 1
+									      : slot->job->n_bound;
 		hr__pool_move(&loader->pool, slot, HR__SLOT_DRAINING);
 		hr__slot_push(batch, slot);
 		room--;
@@ -263,7 +266,8 @@ static void lose(hr_loader *loader, struct hr__slot *slot)
 
 	where.tensor = hr__model_tensor_name(job->model, job->tensors[slot->chunk.first], &where.tensor_len);
 	hr__job_fail(job, HR_E_TIMEDOUT, &where,
-		     "%s: a read of %" PRIu64 " bytes at %" PRIu64 " has not come back within %" PRIu32 " ms; its staging memory is kept",
+		     "%s: a read of %" PRIu64 " bytes at %" PRIu64 " has not come back within %" PRIu32
+		     " ms; its staging memory is kept",
 		     source->path, slot->envelope.asked, slot->envelope.offset, job->io_timeout_ms);
 	slot->lost_model = hr_model_acquire(job->model);
 	slot->deadline_ns = UINT64_MAX;
@@ -291,7 +295,8 @@ static void fail_if_nothing_is_left(hr_loader *loader)
 		struct hr_job *job = loader->jobs;
 
 		loader->jobs = job->next;
-		hr__job_fail(job, HR_E_LOST, NULL, "no staging memory or no reader is left: earlier reads never came back");
+		hr__job_fail(job, HR_E_LOST, NULL,
+			     "no staging memory or no reader is left: earlier reads never came back");
 	}
 }
 

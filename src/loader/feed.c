@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A feed: a job whose destinations come one after the other. Reading runs ahead into slots and parks there; hr_feed_next() takes
- * memory for the next tensor, binds it, and waits until its last byte has arrived.
+ * A feed: a job whose destinations come one after the other. Reading runs ahead into slots and parks there;
+ * hr_feed_next() takes memory for the next tensor, binds it, and waits until its last byte has arrived.
  *
- * Small tensors that follow one another are bound together in one block of at most ARENA_BYTES, each at a multiple of 256: so a
- * hundred thousand of them cost a few hundred allocations, and where they lie in memory as in the file the drainer merges their
- * copies. Each still is a buffer of its own that counts on the block. One such block is bound ahead, so that its bytes arrive while
- * the consumer takes the one before; a large tensor's memory is taken only when its turn has come. A caller's allocator gets one call
- * per tensor instead: what it hands out belongs to one tensor, and it hears which stream that was released on.
+ * Small tensors that follow one another are bound together in one block of at most ARENA_BYTES, each at a multiple of
+ * 256: so a hundred thousand of them cost a few hundred allocations, and where they lie in memory as in the file the
+ * drainer merges their copies. Each still is a buffer of its own that counts on the block. One such block is bound
+ * ahead, so that its bytes arrive while the consumer takes the one before; a large tensor's memory is taken only when
+ * its turn has come. A caller's allocator gets one call per tensor instead: what it hands out belongs to one tensor,
+ * and it hears which stream that was released on.
  */
 #include "loader.h"
 
@@ -16,9 +17,9 @@
 
 #include <string.h>
 
-#define ARENA_BYTES ((uint64_t)8 << 20)
+#define ARENA_BYTES       ((uint64_t)8 << 20)
 #define ARENA_MAX_TENSORS 4096
-#define MEMBER_ALIGN 256
+#define MEMBER_ALIGN      256
 
 struct hr_feed {
 	struct hr_job *job;
@@ -29,7 +30,7 @@ struct hr_feed {
 	size_t n_ready;        /* spans below it have arrived, and their file was compared since */
 	hr_buffer **bound;     /* of spans next .. end - 1, from first_bound on */
 	size_t first_bound, max_bound;
-	bool is_over;          /* its failure has been told */
+	bool is_over; /* its failure has been told */
 };
 
 /* All tensors, or those asked for, as reads. */
@@ -193,11 +194,12 @@ static int bind_group(struct hr_feed *feed)
 
 static struct hr__where where_of(const struct hr__error_record *record)
 {
-	return (struct hr__where){record->stage, record->path, record->tensor, HR_STRLEN, record->error.offset, record->error.system};
+	return (struct hr__where){record->stage, record->path,         record->tensor,
+				  HR_STRLEN,     record->error.offset, record->error.system};
 }
 
-/* The feed's failure, now and whenever it is asked again. Of a change of the file it says how many tensors went out before anybody
- * could know. */
+/* The feed's failure, now and whenever it is asked again. Of a change of the file it says how many tensors went out
+ * before anybody could know. */
 static int tell_failure(struct hr_feed *feed)
 {
 	struct hr__error_record record;
@@ -209,7 +211,8 @@ static int tell_failure(struct hr_feed *feed)
 		return rc;
 	hr__error_save(&record);
 	where = where_of(&record);
-	return hr__fail_at(&where, rc, "%s; %zu tensors were handed out before this was seen, do not trust those of this file",
+	return hr__fail_at(&where, rc,
+			   "%s; %zu tensors were handed out before this was seen, do not trust those of this file",
 			   record.message, feed->next);
 }
 
@@ -228,7 +231,8 @@ static int fail_feed(struct hr_feed *feed, int code)
 	return tell_failure(feed);
 }
 
-/* Binds what has to be bound before the next tensor can be handed out, and one block of small ones ahead. Only the former may fail. */
+/* Binds what has to be bound before the next tensor can be handed out, and one block of small ones ahead. Only the
+ * former may fail. */
 static int bind_enough(struct hr_feed *feed)
 {
 	const struct hr_job *job = feed->job;
@@ -256,8 +260,8 @@ static void release_bound(struct hr_feed *feed)
 	feed->next = feed->end;
 }
 
-/* Waits until the next tensor's last byte is in place. Answers up to which span all that are bound and of the same file have
- * arrived: one look at the file afterwards is good for them all. 0: the job has failed. */
+/* Waits until the next tensor's last byte is in place. Answers up to which span all that are bound and of the same
+ * file have arrived: one look at the file afterwards is good for them all. 0: the job has failed. */
 static size_t wait_arrived(struct hr_feed *feed)
 {
 	struct hr_job *job = feed->job;
@@ -269,7 +273,8 @@ static size_t wait_arrived(struct hr_feed *feed)
 	if (job->code)
 		span = 0;
 	else
-		while (span < job->n_bound && job->left[span] == 0 && job->spans[span].source == job->spans[feed->next].source)
+		while (span < job->n_bound && job->left[span] == 0 &&
+		       job->spans[span].source == job->spans[feed->next].source)
 			span++;
 	pthread_mutex_unlock(&job->loader->lock);
 	return span;
@@ -319,7 +324,10 @@ int hr_feed_next(hr_feed *feed, struct hr_tensor *tensor, hr_buffer **buffer)
 	int rc;
 
 	if (!feed || !tensor || !buffer)
-		return hr__fail(HR_E_OPTS, "hr_feed_next: %s is NULL", !feed ? "the feed" : !tensor ? "tensor" : "buffer");
+		return hr__fail(HR_E_OPTS, "hr_feed_next: %s is NULL",
+				!feed     ? "the feed"
+				: !tensor ? "tensor"
+					  : "buffer");
 	*buffer = NULL;
 	job = feed->job;
 	rc = hr__loader_here(job->loader);

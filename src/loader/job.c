@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Jobs: checking a request, starting it, and ending it. loader.h says when a job has settled. A job's first failure is its result;
- * it is put into words by whoever finds it, in the job, and becomes the thread's last error of whoever waits.
+ * Jobs: checking a request, starting it, and ending it. loader.h says when a job has settled. A job's first failure is
+ * its result; it is put into words by whoever finds it, in the job, and becomes the thread's last error of whoever
+ * waits.
  *
- * The files are compared with what they were on the waiter's thread, after the job has settled: then every byte that was read has
- * been read, and no worker has to ask the file system.
+ * The files are compared with what they were on the waiter's thread, after the job has settled: then every byte that
+ * was read has been read, and no worker has to ask the file system.
  */
 #include "loader.h"
 
@@ -24,7 +25,8 @@ static int fail_read_request(const hr_model *model, const struct hr_read *read, 
 	struct hr__where where = {.stage = "plan", .offset = HR_NO_OFFSET};
 
 	where.tensor = hr__model_tensor_name(model, read->tensor, &where.tensor_len);
-	return hr__fail_at(&where, code, "read %zu: %s (offset %" PRIu64 ", length %" PRIu64 ", destination %" PRIu64 " bytes)", i,
+	return hr__fail_at(&where, code,
+			   "read %zu: %s (offset %" PRIu64 ", length %" PRIu64 ", destination %" PRIu64 " bytes)", i,
 			   what, read->offset, read->length, read->dst_bytes);
 }
 
@@ -38,8 +40,8 @@ static int take_read(struct hr_job *job, const struct hr__job_request *request, 
 
 	if (read->tensor >= hr_model_n_tensors(model))
 		return hr__fail_at(&(struct hr__where){.stage = "plan", .offset = HR_NO_OFFSET}, HR_E_OPTS,
-				   "read %zu: tensor number %" PRIu64 " is out of range: the model has %" PRIu64, i, read->tensor,
-				   hr_model_n_tensors(model));
+				   "read %zu: tensor number %" PRIu64 " is out of range: the model has %" PRIu64, i,
+				   read->tensor, hr_model_n_tensors(model));
 	hr__model_extent(model, read->tensor, &extent);
 	if (length == UINT64_MAX)
 		length = read->offset <= extent.bytes ? extent.bytes - read->offset : 0;
@@ -191,8 +193,12 @@ int hr__job_new(hr_loader *loader, hr_model *model, const struct hr__job_request
 	job->n_bound = job->is_feed ? 0 : request->n_reads;
 	job->n_spans = request->n_reads;
 	job->fill_cold = hr__choose_fill(loader, model);
-	job->plan = (struct hr__plan){job->spans, job->n_spans, loader->pool.slot_bytes, HR__MAX_GAP_BYTES,
-				      hr__choose_align(model, loader->pool.slot_bytes), HR__MAX_IOV / 2};
+	job->plan = (struct hr__plan){job->spans,
+				      job->n_spans,
+				      loader->pool.slot_bytes,
+				      HR__MAX_GAP_BYTES,
+				      hr__choose_align(model, loader->pool.slot_bytes),
+				      HR__MAX_IOV / 2};
 	*out = job;
 	return 0;
 }
@@ -238,8 +244,9 @@ void hr__job_run(struct hr_job *job)
 	if (loader->is_closing || loader->is_closed)
 		hr__job_fail(job, HR_E_CANCELLED, NULL, "the loader is being closed");
 	else if (hr__loader_is_lost(loader))
-		hr__job_fail(job, HR_E_LOST, NULL,
-			     "no staging memory is left: earlier reads never came back; open a new loader, and look at the storage");
+		hr__job_fail(
+			job, HR_E_LOST, NULL,
+			"no staging memory is left: earlier reads never came back; open a new loader, and look at the storage");
 	job->is_drawn = job->total_bytes == 0;
 	hr__job_try_settle(job);
 	hr__wake_readers(loader, loader->n_readers);
@@ -310,18 +317,20 @@ void hr__job_fail(struct hr_job *job, int code, const struct hr__where *where, c
 void hr__job_fail_read(struct hr_job *job, const struct hr__io *io, const struct hr__chunk *chunk)
 {
 	const struct hr__source *source = hr__model_source(job->model, chunk->source);
-	struct hr__where where = {.stage = "read", .path = source->path, .offset = io->offset - source->base, .system = io->system};
+	struct hr__where where = {
+		.stage = "read", .path = source->path, .offset = io->offset - source->base, .system = io->system};
 	char text[64];
 
 	where.tensor = hr__model_tensor_name(job->model, job->tensors[chunk->first], &where.tensor_len);
 	if (io->code == HR_E_SHORT)
 		hr__job_fail(job, HR_E_SHORT, &where,
-			     "%s ended early: a read at byte %" PRIu64 " came back with nothing, %zu of %zu bytes were read; the "
+			     "%s ended early: a read at byte %" PRIu64
+			     " came back with nothing, %zu of %zu bytes were read; the "
 			     "file had %" PRIu64 " bytes when it was opened",
 			     source->path, where.offset, io->got, io->expected, source->bytes);
 	else
-		hr__job_fail(job, io->code, &where, "%s: reading %zu bytes at %" PRIu64 " failed: %s", source->path, io->asked,
-			     where.offset, strerror_r(io->system, text, sizeof(text)));
+		hr__job_fail(job, io->code, &where, "%s: reading %zu bytes at %" PRIu64 " failed: %s", source->path,
+			     io->asked, where.offset, strerror_r(io->system, text, sizeof(text)));
 }
 
 void hr__job_arrived(struct hr_job *job, const struct hr__chunk *chunk, size_t from, size_t to)
@@ -365,7 +374,8 @@ static int check_files(const struct hr_job *job)
 	return 0;
 }
 
-/* Under the lock: whether a look at the files may change the result. A file that ended early was most likely truncated. */
+/* Under the lock: whether a look at the files may change the result. A file that ended early was most likely
+ * truncated. */
 static bool may_be_of_change(const struct hr_job *job)
 {
 	return !job->is_checked && (!job->code || job->code == HR_E_SHORT);
@@ -434,7 +444,10 @@ int hr_job_start(hr_loader *loader, hr_model *model, const struct hr_read *reads
 	int rc;
 
 	if (!out || !model || (!reads && n_reads))
-		return hr__fail(HR_E_OPTS, "hr_job_start: %s is NULL", !out ? "the result" : !model ? "the model" : "reads");
+		return hr__fail(HR_E_OPTS, "hr_job_start: %s is NULL",
+				!out     ? "the result"
+				: !model ? "the model"
+					 : "reads");
 	*out = NULL;
 	rc = hr__loader_here(loader);
 	if (!rc)
@@ -490,7 +503,9 @@ int hr_job_close(hr_job *job, uint32_t timeout_ms)
 	if (!job || rc)
 		return rc;
 	if (!wait_settled(job, timeout_ms))
-		return hr__fail(HR_E_BUSY, "the job has reads or copies in flight after %" PRIu32 " ms; its destinations must stay",
+		return hr__fail(HR_E_BUSY,
+				"the job has reads or copies in flight after %" PRIu32
+				" ms; its destinations must stay",
 				timeout_ms);
 	hr__job_free(job);
 	return 0;

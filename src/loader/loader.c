@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Opening and closing a loader. The order of opening is the order in which things depend on one another: heap, pool, engines,
- * readers (which make the pool's pages exist), registration with the device, drainer; closing is the same backwards.
+ * Opening and closing a loader. The order of opening is the order in which things depend on one another: heap, pool,
+ * engines, readers (which make the pool's pages exist), registration with the device, drainer; closing is the same
+ * backwards.
  */
 #include "loader.h"
 
@@ -12,10 +13,10 @@
 #include <string.h>
 
 #define DEFAULT_STAGING_BYTES ((uint64_t)64 << 20)
-#define DEFAULT_SLOT_BYTES ((uint64_t)2 << 20)
-#define DEFAULT_MAX_READERS 12
-#define SLOT_UNIT ((uint64_t)64 << 10)
-#define MAX_STAGING_BYTES ((uint64_t)1 << 40)
+#define DEFAULT_SLOT_BYTES    ((uint64_t)2 << 20)
+#define DEFAULT_MAX_READERS   12
+#define SLOT_UNIT             ((uint64_t)64 << 10)
+#define MAX_STAGING_BYTES     ((uint64_t)1 << 40)
 
 int hr__loader_here(const hr_loader *loader)
 {
@@ -38,11 +39,12 @@ static int check_sizes(struct hr_loader_opts *opts)
 		return hr__fail(HR_E_OPTS, "staging of %" PRIu64 " bytes: from %" PRIu64 " bytes to 1 TiB are possible",
 				opts->staging_bytes, HR_MIN_STAGING_BYTES);
 	if (opts->slot_bytes < HR_MIN_SLOT_BYTES || opts->slot_bytes % SLOT_UNIT)
-		return hr__fail(HR_E_OPTS, "slots of %" PRIu64 " bytes: they must be a multiple of %" PRIu64, opts->slot_bytes,
-				SLOT_UNIT);
+		return hr__fail(HR_E_OPTS, "slots of %" PRIu64 " bytes: they must be a multiple of %" PRIu64,
+				opts->slot_bytes, SLOT_UNIT);
 	if (opts->slot_bytes > opts->staging_bytes / 2 || opts->slot_bytes > (uint64_t)1 << 30)
 		return hr__fail(HR_E_OPTS,
-				"slots of %" PRIu64 " bytes in %" PRIu64 " bytes of staging: at least two must fit, of 1 GiB at most",
+				"slots of %" PRIu64 " bytes in %" PRIu64
+				" bytes of staging: at least two must fit, of 1 GiB at most",
 				opts->slot_bytes, opts->staging_bytes);
 	return 0;
 }
@@ -96,7 +98,8 @@ static int open_named_engine(hr_loader *loader, const char *name)
 	return rc;
 }
 
-/* The best of each kind. A queued engine that cannot be had is a note, not a failure; there is always a blocking one. */
+/* The best of each kind. A queued engine that cannot be had is a note, not a failure; there is always a blocking
+ * one. */
 static int open_engines(hr_loader *loader, const char *name)
 {
 	const struct hr__engine_ops *const *ops = hr__engines();
@@ -155,7 +158,8 @@ static int start_readers(hr_loader *loader)
 	return rc;
 }
 
-/* One registration for the whole pool: a dozen would queue for the driver's lock, and copies could not go from one to the next. */
+/* One registration for the whole pool: a dozen would queue for the driver's lock, and copies could not go from one
+ * to the next. */
 static int pin_pool(hr_loader *loader)
 {
 	struct hr__device_error error = {0};
@@ -172,7 +176,8 @@ static int start_drainer(hr_loader *loader)
 	int rc;
 
 	loader->copies = hr__calloc(HR__MAX_COPIES, sizeof(*loader->copies));
-	rc = loader->copies ? start_thread(&loader->drainer_thread, "hr-drainer", hr__drainer_main, loader) : HR_E_NOMEM;
+	rc = loader->copies ? start_thread(&loader->drainer_thread, "hr-drainer", hr__drainer_main, loader)
+			    : HR_E_NOMEM;
 	if (rc)
 		return rc;
 	loader->drainer_started = true;
@@ -280,7 +285,8 @@ int hr_loader_close(hr_loader *loader, uint32_t timeout_ms)
 		loader->is_closing = false;
 		pthread_mutex_unlock(&loader->lock);
 		return hr__fail(HR_E_BUSY,
-				"%" PRIu32 " reads or copies are in flight (%" PRIu32 " past their deadline); nothing was closed",
+				"%" PRIu32 " reads or copies are in flight (%" PRIu32
+				" past their deadline); nothing was closed",
 				in_flight, lost);
 	}
 	pthread_mutex_unlock(&loader->lock);

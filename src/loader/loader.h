@@ -2,23 +2,24 @@
 /*
  * The loader's own header: what its files share. Read it before any of them.
  *
- * A job is drawn from its plan chunk by chunk. A chunk in motion is a **slot**'s (free -> filling -> full -> draining -> free),
- * or, when the CPU may write the destination itself, a reader's own, straight into the destination. Who does what:
+ * A job is drawn from its plan chunk by chunk. A chunk in motion is a **slot**'s (free -> filling -> full -> draining
+ * -> free), or, when the CPU may write the destination itself, a reader's own, straight into the destination. Who does
+ * what:
  *
- *   readers.c   N reader threads draw chunks, decide how each is read (choose.c), and read or hand it to the queued engine, whose
- *               one thread lives here too; a slot that is full goes to
- *   drainer.c   one thread, the only one that copies: all pieces of all full slots in one batch, one fence per batch; a slot is
- *               free again when its fence is done, never by counting reads
+ *   readers.c   N reader threads draw chunks, decide how each is read (choose.c), and read or hand it to the queued
+ *               engine, whose one thread lives here too; a slot that is full goes to
+ *   drainer.c   one thread, the only one that copies: all pieces of all full slots in one batch, one fence per batch;
+ *               a slot is free again when its fence is done, never by counting reads
  *   job.c       start, wait, cancel, settle; feed.c is a job whose destinations come one after the other
  *   pool.c      the slots and every change of their states
  *   buffer.c    memory handed out, and taking it back
  *
- * **Lock order.** There is one lock, loader->lock; it guards all that says so and is never held over a system call, a driver call
- * or a caller's hook. A buffer's release takes no lock at all.
+ * **Lock order.** There is one lock, loader->lock; it guards all that says so and is never held over a system call, a
+ * driver call or a caller's hook. A buffer's release takes no lock at all.
  *
- * **When a job settles.** `in_flight` counts its chunks in motion. A job has settled when it will draw no more chunks and
- * in_flight is 0: then nothing can touch its destinations. A slot whose read missed its deadline no longer counts, since that read
- * can only touch the slot, which is lost until it comes back.
+ * **When a job settles.** `in_flight` counts its chunks in motion. A job has settled when it will draw no more chunks
+ * and in_flight is 0: then nothing can touch its destinations. A slot whose read missed its deadline no longer counts,
+ * since that read can only touch the slot, which is lost until it comes back.
  */
 #ifndef HR_LOADER_LOADER_H
 #define HR_LOADER_LOADER_H
@@ -35,12 +36,12 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define HR__MAX_READERS 64
-#define HR__MAX_BATCHES 4   /* of copies in flight; see drainer.c */
-#define HR__QUEUE_DEPTH 32 /* reads of the queued engine in flight at most */
+#define HR__MAX_READERS   64
+#define HR__MAX_BATCHES   4  /* of copies in flight; see drainer.c */
+#define HR__QUEUE_DEPTH   32 /* reads of the queued engine in flight at most */
 #define HR__MAX_GAP_BYTES ((uint64_t)64 << 10)
-#define HR__MAX_COPIES 4096 /* in one call to the device */
-#define HR__PLAN_ALIGN 4096u /* the least; a source may want more */
+#define HR__MAX_COPIES    4096  /* in one call to the device */
+#define HR__PLAN_ALIGN    4096u /* the least; a source may want more */
 
 /* ---- slots (pool.c) ---- */
 
@@ -52,22 +53,23 @@ enum hr__slot_state {
 	HR__SLOT_LOST,     /* its read or its copy never came back */
 };
 
-/* A chunk in motion. Its owner is who may touch it: a reader, an engine, the drainer; state changes are made under the lock. */
+/* A chunk in motion. Its owner is who may touch it: a reader, an engine, the drainer; state changes are made under
+ * the lock. */
 struct hr__slot {
 	struct hr__io io;
-	unsigned char *memory;      /* slot_bytes of staging */
-	unsigned char *payload;     /* where the chunk's first byte lands in it */
-	struct hr_job *job;         /* guarded by lock */
+	unsigned char *memory;  /* slot_bytes of staging */
+	unsigned char *payload; /* where the chunk's first byte lands in it */
+	struct hr_job *job;     /* guarded by lock */
 	struct hr__chunk chunk;
 	struct hr__envelope envelope;
-	uint64_t deadline_ns;       /* of the read; UINT64_MAX = none; guarded by lock */
-	size_t drained;             /* spans before this one have been copied or queued; guarded by lock */
-	size_t draining_to;         /* ... before this one once the fence is done */
-	struct hr__slot *next;      /* in whichever list it is; guarded by lock */
+	uint64_t deadline_ns;  /* of the read; UINT64_MAX = none; guarded by lock */
+	size_t drained;        /* spans before this one have been copied or queued; guarded by lock */
+	size_t draining_to;    /* ... before this one once the fence is done */
+	struct hr__slot *next; /* in whichever list it is; guarded by lock */
 	const struct hr__engine_ops *engine;
-	enum hr__slot_state state;  /* guarded by lock; changed by pool.c alone */
-	bool blocks_reader;         /* a reader thread is inside the read; guarded by lock */
-	hr_model *lost_model;       /* keeps the file of a lost slot's read; guarded by lock */
+	enum hr__slot_state state; /* guarded by lock; changed by pool.c alone */
+	bool blocks_reader;        /* a reader thread is inside the read; guarded by lock */
+	hr_model *lost_model;      /* keeps the file of a lost slot's read; guarded by lock */
 };
 
 struct hr__slot_list {
@@ -81,7 +83,8 @@ struct hr__pool {
 	uint64_t slot_bytes;
 	uint64_t bytes;
 	uint32_t n_slots, n_free, n_lost; /* counts guarded by lock */
-	uint32_t n_peak; /* in use at once, when one was full: reads straight into destinations do not count; guarded by lock */
+	/* in use at once, when one was full: reads straight into destinations do not count; guarded by lock */
+	uint32_t n_peak;
 	uint32_t reserve; /* slots that look-ahead leaves free for chunks somebody waits for */
 };
 
@@ -95,16 +98,18 @@ struct hr__slot *hr__slot_pop(struct hr__slot_list *list);
 
 /* ---- memory handed out (buffer.c) ---- */
 
-/* Where buffers' memory comes from and goes back to; stays while the loader is open, buffers are out, or feeds have handles. */
+/* Where buffers' memory comes from and goes back to; stays while the loader is open, buffers are out, or feeds have
+ * handles. */
 struct hr__heap {
 	hr_device *device;
 	hr_loader *loader; /* counted: its handle, and with it the drainer's condition variable, stays as long */
 	void *(*alloc)(void *ctx, uint64_t bytes, uint64_t align, void *stream);
 	void (*release)(void *ctx, void *memory, uint64_t bytes, void *stream);
 	void *ctx;
-	_Atomic uint32_t count;               /* the loader, every block and every feed */
+	_Atomic uint32_t count; /* the loader, every block and every feed */
 	_Atomic uint64_t bytes, peak_bytes;
-	struct hr__block *_Atomic given_back; /* a stack of blocks that wait for the loader; a mark once it has closed */
+	/* a stack of blocks that wait for the loader; a mark once it has closed */
+	struct hr__block *_Atomic given_back;
 };
 
 /* One allocation; several small buffers may share it. */
@@ -120,16 +125,19 @@ int hr__heap_new(hr_loader *loader, const struct hr_loader_opts *opts, struct hr
 void hr__heap_close(struct hr__heap *heap); /* by the loader: what is released from now on goes back at once */
 struct hr__heap *hr__heap_acquire(struct hr__heap *heap);
 void hr__heap_unref(struct hr__heap *heap); /* takes NULL */
-/* Gives memory back to its owner that releases left waiting. `may_call_hooks`: the thread is inside one of our calls. */
+/* Gives memory back to its owner that releases left waiting. `may_call_hooks`: the thread is inside one of our
+ * calls. */
 void hr__heap_reap(struct hr__heap *heap, bool may_call_hooks);
 int hr__block_new(struct hr__heap *heap, uint64_t bytes, void *stream, struct hr__block **out);
 void hr__block_release(struct hr__block *block);
-int hr__buffer_new(struct hr__block *block, uint64_t offset, uint64_t bytes, hr_buffer **out); /* takes a count of the block */
+/* takes a count of the block */
+int hr__buffer_new(struct hr__block *block, uint64_t offset, uint64_t bytes, hr_buffer **out);
 
 /* ---- jobs (job.c) ---- */
 
-/* Where a span goes. `room` counts from `at` to the end of the allocation, as far as the caller said: copies of neighbours are made
- * one only inside it, since a driver refuses a copy that crosses from one allocation into the next. */
+/* Where a span goes. `room` counts from `at` to the end of the allocation, as far as the caller said: copies of
+ * neighbours are made one only inside it, since a driver refuses a copy that crosses from one allocation into the
+ * next. */
 struct hr__target {
 	unsigned char *at;
 	uint64_t room;
@@ -149,38 +157,38 @@ struct hr_job {
 
 	/* Set at the start, then only read. */
 	struct hr__plan plan;
-	struct hr__span *spans;   /* n_spans, in the order of reading */
-	uint64_t *tensors;        /* which tensor a span is of */
+	struct hr__span *spans; /* n_spans, in the order of reading */
+	uint64_t *tensors;      /* which tensor a span is of */
 	size_t n_spans;
 	uint64_t total_bytes;
 	uint32_t io_timeout_ms;
 	bool is_feed;
-	bool fill_cold;           /* caching auto: cold bytes of this model go through the page cache */
+	bool fill_cold; /* caching auto: cold bytes of this model go through the page cache */
 	void *signal_stream;
 	uint64_t started_ns;
 
 	/* Guarded by lock. */
 	struct hr__target *targets; /* of a span; known for spans below n_bound */
-	uint64_t *left;           /* feed: bytes of a span that have not arrived; job: NULL */
+	uint64_t *left;             /* feed: bytes of a span that have not arrived; job: NULL */
 	size_t n_bound;
 	struct hr__cursor cursor;
 	struct hr__slot_list parked; /* full slots whose next piece has no destination yet */
-	void *mark;               /* of wait_stream, until the drainer has used it */
+	void *mark;                  /* of wait_stream, until the drainer has used it */
 	uint32_t in_flight;
-	_Atomic int code;         /* the first failure; written under the lock */
-	bool is_drawn;            /* no more chunks will come of it */
+	_Atomic int code; /* the first failure; written under the lock */
+	bool is_drawn;    /* no more chunks will come of it */
 	bool is_settled, is_checked, is_listed;
 	struct hr__error_record error; /* the failure in words */
-	pthread_cond_t changed;   /* settled, or (feed) a span has arrived */
-	int event_fd;             /* -1 until somebody asks */
+	pthread_cond_t changed;        /* settled, or (feed) a span has arrived */
+	int event_fd;                  /* -1 until somebody asks */
 	uint64_t settled_ns, first_ns;
 	struct hr__counts counts;
 
 	_Atomic bool direct_refused; /* an O_DIRECT read of this job failed with EINVAL: it goes on buffered */
 };
 
-/* What hr_job_start and hr_feed_open share: checks `reads` and sets the job up, not yet running. A feed's `dst` are not looked at.
- * `sorted` asks for file order. */
+/* What hr_job_start and hr_feed_open share: checks `reads` and sets the job up, not yet running. A feed's `dst` are
+ * not looked at. `sorted` asks for file order. */
 struct hr__job_request {
 	const struct hr_read *reads;
 	size_t n_reads;
@@ -201,7 +209,8 @@ void hr__job_try_settle(struct hr_job *job);
 void hr__job_arrived(struct hr_job *job, const struct hr__chunk *chunk, size_t from, size_t to);
 /* Why a read failed, in words: file, tensor, offsets, expected and found. Under the lock. */
 void hr__job_fail_read(struct hr_job *job, const struct hr__io *io, const struct hr__chunk *chunk);
-/* On the waiter's thread, once settled: compares the files with what they were. Records and returns the job's failure. */
+/* On the waiter's thread, once settled: compares the files with what they were. Records and returns the job's
+ * failure. */
 int hr__job_result(struct hr_job *job);
 
 /* ---- how a chunk is read (choose.c) ---- */
@@ -210,7 +219,8 @@ struct hr__choice {
 	const struct hr__engine_ops *engine; /* of the loader: blocking or queued */
 	bool direct;
 };
-void hr__choose(const struct hr_loader *loader, const struct hr_job *job, const struct hr__chunk *chunk, struct hr__choice *out);
+void hr__choose(const struct hr_loader *loader, const struct hr_job *job, const struct hr__chunk *chunk,
+		struct hr__choice *out);
 /* At the start of a job: refuses what was asked for by name and cannot be done for these files. */
 int hr__choose_check(const struct hr_loader *loader, const hr_model *model);
 /* caching auto: whether cold bytes of this model should go through the page cache. */
@@ -239,26 +249,26 @@ struct hr_loader {
 
 	const struct hr__engine_ops *blocking, *queued; /* either may be NULL, not both */
 	void *blocking_state, *queued_state;
-	bool engine_named;      /* by the caller: no falling back */
+	bool engine_named;       /* by the caller: no falling back */
 	char queued_reason[200]; /* why there is no queued engine, if one was wanted */
 
 	_Atomic uint32_t count; /* the caller, and each job handle */
 
 	pthread_mutex_t lock;
-	pthread_cond_t work;    /* readers: a chunk may be drawn, or the end */
-	pthread_cond_t full;    /* the drainer */
-	pthread_cond_t queue;   /* the queued engine's thread */
-	pthread_cond_t idle;    /* whoever closes the loader: a job settled */
+	pthread_cond_t work;  /* readers: a chunk may be drawn, or the end */
+	pthread_cond_t full;  /* the drainer */
+	pthread_cond_t queue; /* the queued engine's thread */
+	pthread_cond_t idle;  /* whoever closes the loader: a job settled */
 	/* All guarded by lock. */
-	struct hr_job *jobs;    /* a ring of those not settled; the one to draw from next */
+	struct hr_job *jobs; /* a ring of those not settled; the one to draw from next */
 	uint32_t n_jobs, n_deadlines;
 	struct hr__slot_list full_slots;
 	struct hr__slot_list queue_slots; /* for the queued engine, not yet submitted */
 	uint32_t queue_in_flight;
-	uint32_t n_idle_readers; /* waiting for `work` */
+	uint32_t n_idle_readers;  /* waiting for `work` */
 	uint32_t n_stuck_readers; /* inside a read of a lost slot */
 	bool queue_reaping, drainer_waiting;
-	uint32_t n_touched;     /* readers that have made their part of the pool's pages exist */
+	uint32_t n_touched; /* readers that have made their part of the pool's pages exist */
 	bool is_closing, is_closed, stop;
 	struct hr__counts counts;
 	uint64_t total_bytes, total_tensors, opened_ns;
@@ -275,12 +285,13 @@ void *hr__reader_main(void *reader);
 void *hr__queue_main(void *loader);
 void *hr__drainer_main(void *loader);
 void hr__loader_unref(hr_loader *loader);
-/* Under the lock: reads that never came back hold all staging memory, all readers, or all places of the queued engine. */
+/* Under the lock: reads that never came back hold all staging memory, all readers, or all places of the queued
+ * engine. */
 bool hr__loader_is_lost(const hr_loader *loader);
 /* Every public call begins with it: HR_E_FORKED or HR_E_OPTS. */
 int hr__loader_here(const hr_loader *loader);
-/* Under the lock: a full slot goes to the drainer, is parked if its next piece has no destination yet, or goes back to the pool if
- * its job has failed. */
+/* Under the lock: a full slot goes to the drainer, is parked if its next piece has no destination yet, or goes back
+ * to the pool if its job has failed. */
 void hr__drain(hr_loader *loader, struct hr__slot *slot);
 /* Under the lock: a slot's chunk is no longer in motion. */
 void hr__slot_land(hr_loader *loader, struct hr__slot *slot);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pool: a fixed number of equal slots of staging memory, made once. Only this file changes a slot's state, and it checks each
- * change. A free slot is poisoned for AddressSanitizer, so that a store into a slot that was given back shows, a pread's too.
+ * The pool: a fixed number of equal slots of staging memory, made once. Only this file changes a slot's state, and it
+ * checks each change. A free slot is poisoned for AddressSanitizer, so that a store into a slot that was given back
+ * shows, a pread's too.
  */
 #include "loader.h"
 
@@ -18,10 +19,10 @@
 #endif
 #ifdef HAVE_ASAN
 #include <sanitizer/asan_interface.h>
-#define POISON(memory, bytes) ASAN_POISON_MEMORY_REGION(memory, bytes)
+#define POISON(memory, bytes)   ASAN_POISON_MEMORY_REGION(memory, bytes)
 #define UNPOISON(memory, bytes) ASAN_UNPOISON_MEMORY_REGION(memory, bytes)
 #else
-#define POISON(memory, bytes) ((void)(memory), (void)(bytes))
+#define POISON(memory, bytes)   ((void)(memory), (void)(bytes))
 #define UNPOISON(memory, bytes) ((void)(memory), (void)(bytes))
 #endif
 

@@ -29,14 +29,15 @@ static void add(struct rows *rows, const char *kind, const char *name, bool usab
 static void describe_engine(const struct hr__engine_ops *ops, const struct hr__file *file, char *out, size_t out_bytes)
 {
 	const char *kind = ops->caps & HR__ENGINE_QUEUED ? "queued reads by one thread, for cold bytes"
-							  : "blocking reads by several threads";
+							 : "blocking reads by several threads";
 	const char *fs = file ? hr__os_fs_name(file->fs_magic) : NULL;
 	char text[64];
 
 	if (!file)
 		snprintf(out, out_bytes, "%s; this process may use %u CPUs", kind, hr__os_cpus());
 	else if (file->direct_fd >= 0)
-		snprintf(out, out_bytes, "%s; O_DIRECT with %u byte blocks on %s", kind, file->offset_align, fs ? fs : "this file system");
+		snprintf(out, out_bytes, "%s; O_DIRECT with %u byte blocks on %s", kind, file->offset_align,
+			 fs ? fs : "this file system");
 	else
 		snprintf(out, out_bytes, "%s; through the page cache only: O_DIRECT is refused by %s (%s)", kind,
 			 fs ? fs : "the file system", strerror_r(file->direct_errno, text, sizeof(text)));

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Readers: the threads that bring bytes in. A reader draws a chunk together with a slot, decides how it is read, and reads it
- * itself or hands it to the queued engine, whose thread is the last part of this file. Either way the slot comes back through
- * finish_read().
+ * Readers: the threads that bring bytes in. A reader draws a chunk together with a slot, decides how it is read, and
+ * reads it itself or hands it to the queued engine, whose thread is the last part of this file. Either way the slot
+ * comes back through finish_read().
  *
- * Who may take a slot: a chunk that somebody waits for (its first destination is known) may take any; look-ahead leaves
- * pool->reserve slots alone, and a chunk that goes into the reserve is cut where the known destinations end, so that it drains
- * and never parks there. That is why feeds whose consumers are slow cannot starve a job.
+ * Who may take a slot: a chunk that somebody waits for (its first destination is known) may take any; look-ahead
+ * leaves pool->reserve slots alone, and a chunk that goes into the reserve is cut where the known destinations end, so
+ * that it drains and never parks there. That is why feeds whose consumers are slow cannot starve a job.
  */
 #include "loader.h"
 
@@ -100,8 +100,8 @@ static void prepare(struct hr__slot *slot, bool direct)
 				   .staged = true};
 }
 
-/* Whether the read can go straight into the destinations: the CPU may write them, all are known, and no deadline could leave the
- * read running after the job has settled. `n_bound` was read under the lock and only grows. */
+/* Whether the read can go straight into the destinations: the CPU may write them, all are known, and no deadline
+ * could leave the read running after the job has settled. `n_bound` was read under the lock and only grows. */
 static bool may_go_straight(const hr_loader *loader, const struct hr__slot *slot, bool direct, size_t n_bound)
 {
 	return (loader->device->ops->caps & HR__DEVICE_HOST) && !direct && slot->job->io_timeout_ms == 0 &&
@@ -177,8 +177,8 @@ void hr__drain(hr_loader *loader, struct hr__slot *slot)
 		pthread_cond_signal(&loader->full);
 }
 
-/* A direct read that the file system turned down although it had let us open the file so: once per job, on to buffered. Under the
- * lock; true if the slot must be read again. */
+/* A direct read that the file system turned down although it had let us open the file so: once per job, on to
+ * buffered. Under the lock; true if the slot must be read again. */
 static bool must_read_again(hr_loader *loader, struct hr__slot *slot)
 {
 	if (slot->state == HR__SLOT_LOST || slot->job->code || loader->caching != HR_CACHING_AUTO)
@@ -326,8 +326,9 @@ static struct hr__slot *next_slot(hr_loader *loader, size_t *n_bound)
 	return slot;
 }
 
-/* Each reader makes its part of the pool's pages exist, all at once: that takes longest of all that setting a pool up does, and one
- * thread would need ten times as long. A host device's pool is used for cold bytes only, and stays untouched until then. */
+/* Each reader makes its part of the pool's pages exist, all at once: that takes longest of all that setting a pool
+ * up does, and one thread would need ten times as long. A host device's pool is used for cold bytes only, and stays
+ * untouched until then. */
 static void touch_part(struct hr__reader *reader)
 {
 	hr_loader *loader = reader->loader;

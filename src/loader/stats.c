@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What was done and what would be done: statistics of jobs and loaders, and hr_plan(), which draws a plan and reads nothing. */
+/* What was done and what would be done: statistics of jobs and loaders, and hr_plan(), which draws a plan and reads
+ * nothing. */
 #include "loader.h"
 
 #include "core/mem.h"
@@ -71,7 +72,8 @@ int hr_loader_stats(hr_loader *loader, struct hr_stats *out)
 	return hr__out_copy(out, &own, sizeof(own), "hr_stats");
 }
 
-static void plan_chunk(const hr_loader *loader, const struct hr_job *job, const struct hr__chunk *chunk, struct hr_plan_info *info)
+static void plan_chunk(const hr_loader *loader, const struct hr_job *job, const struct hr__chunk *chunk,
+		       struct hr_plan_info *info)
 {
 	const struct hr__source *source = hr__model_source(job->model, chunk->source);
 	struct hr__envelope envelope;
@@ -92,7 +94,8 @@ static void plan_chunk(const hr_loader *loader, const struct hr_job *job, const 
 
 int hr_plan(hr_loader *loader, hr_model *model, const struct hr_read *reads, size_t n_reads, struct hr_plan_info *out)
 {
-	/* A feed's request is one whose destinations are not known: just what is asked here. It is drawn, but never run. */
+	/* A feed's request is one whose destinations are not known: just what is asked here. It is drawn, but never
+	 * run. */
 	struct hr__job_request request = {.reads = reads, .n_reads = n_reads, .is_feed = true, .sorted = true};
 	struct hr_plan_info info = {0};
 	struct hr__cursor cursor = {0};

@@ -2,9 +2,10 @@
 /*
  * headrace's own prototypes of the CUDA driver, compared with cuda.h. Compiled only where that header is found.
  *
- * The table of cuda_syms.h is read with NVIDIA's types under our names, and each of its functions is declared once more: the
- * compiler refuses a declaration that differs from the one in cuda.h. What is left for run time are the names: cuda.h says by
- * macros which symbol a plain name stands for (cuMemAlloc is cuMemAlloc_v2), and that must be the one in the table.
+ * The table of cuda_syms.h is read with NVIDIA's types under our names, and each of its functions is declared once
+ * more: the compiler refuses a declaration that differs from the one in cuda.h. What is left for run time are the
+ * names: cuda.h says by macros which symbol a plain name stands for (cuMemAlloc is cuMemAlloc_v2), and that must be
+ * the one in the table.
  */
 #include <cuda.h>
 
@@ -20,8 +21,8 @@ typedef CUcontext hr__cu_context;
 typedef CUstream hr__cu_stream;
 typedef CUevent hr__cu_event;
 typedef CUmemoryPool hr__cu_pool;
-#define hr__cu_location CUmemLocation_st
-#define hr__cu_pool_props CUmemPoolProps_st
+#define hr__cu_location        CUmemLocation_st
+#define hr__cu_pool_props      CUmemPoolProps_st
 #define hr__cu_copy_attributes CUmemcpyAttributes_st
 #define HR__CU_TYPES_GIVEN
 #include "device/cuda_syms.h"
@@ -38,15 +39,14 @@ hr__cu_result CUDAAPI cuMemcpyBatchAsync HR__CU_BATCH_V1_PARAMETERS;
 #endif
 
 #define TEXT_OF(name) #name
-#define TEXT(name) TEXT_OF(name)
+#define TEXT(name)    TEXT_OF(name)
 
 static const struct {
 	const char *name, *theirs, *ours;
 } functions[] = {
 /* cuda.h may make another name of a symbol too, so the symbol is taken as it is written. */
 #define ROW(field, symbol, parameters, required) {#field, TEXT(field), #symbol},
-	HR__CU_SYMBOLS(ROW)
-};
+	HR__CU_SYMBOLS(ROW)};
 
 int main(void)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * headrace's own types and numbers of the CUDA driver, compared with cuda.h. Compiled only where that header is found. The
- * compiler checks everything, so that it compiles is the test; abi_cuda_names.c checks the functions.
+ * headrace's own types and numbers of the CUDA driver, compared with cuda.h. Compiled only where that header is found.
+ * The compiler checks everything, so that it compiles is the test; abi_cuda_names.c checks the functions.
  */
 #include <cuda.h>
 
@@ -9,7 +9,7 @@
 
 #include <stddef.h>
 
-#define SAME(ours, theirs) _Static_assert((long long)(ours) == (long long)(theirs), #ours " is not " #theirs)
+#define SAME(ours, theirs)      _Static_assert((long long)(ours) == (long long)(theirs), #ours " is not " #theirs)
 #define SAME_SIZE(ours, theirs) SAME(sizeof(ours), sizeof(theirs))
 #define SAME_PLACE(ours, field, theirs, their_field)                                                                   \
 	SAME(offsetof(ours, field), offsetof(theirs, their_field));                                                    \

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A user's first contact with headrace.h, in C99, C11 and C++17: nothing is included before it, it may be included twice, its
- * set-up macros work, and what it declares is found in the shared library.
+ * A user's first contact with headrace.h, in C99, C11 and C++17: nothing is included before it, it may be included
+ * twice, its set-up macros work, and what it declares is found in the shared library.
  */
 #define HR_EXPERIMENTAL
-#include "headrace.h"
 #include "headrace.h"
 
 #ifdef __cplusplus
@@ -14,8 +13,8 @@
 #endif
 
 #define TEXT_OF(number) #number
-#define TEXT(number) TEXT_OF(number)
-#define HEADER_VERSION TEXT(HR_VERSION_MAJOR) "." TEXT(HR_VERSION_MINOR) "." TEXT(HR_VERSION_PATCH)
+#define TEXT(number)    TEXT_OF(number)
+#define HEADER_VERSION  TEXT(HR_VERSION_MAJOR) "." TEXT(HR_VERSION_MINOR) "." TEXT(HR_VERSION_PATCH)
 
 int main(void)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prints size of every open struct of headrace.h and place and size of each of its fields; structs.txt holds what it must be.
- * A difference is a decision: fields may be appended (then structs.txt gains lines), never moved, resized or taken away.
- * symtest.py finds structs and fields that are missing here.
+ * Prints size of every open struct of headrace.h and place and size of each of its fields; structs.txt holds what it
+ * must be. A difference is a decision: fields may be appended (then structs.txt gains lines), never moved, resized or
+ * taken away. symtest.py finds structs and fields that are missing here.
  */
 #define HR_EXPERIMENTAL
 #include "headrace.h"

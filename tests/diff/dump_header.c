@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What headrace makes of many files, for tests in Python: reads paths from standard input, one a line, and prints one line of
- * JSON for each:
+ * What headrace makes of many files, for tests in Python: reads paths from standard input, one a line, and prints one
+ * line of JSON for each:
  *
- *     {"code":"HR_OK","tensors":[["t","F32",[2],0,8]],"metadata":[["format","pt"]]}      ranges count from the data's start
+ *     {"code":"HR_OK","tensors":[["t","F32",[2],0,8]],"metadata":[["format","pt"]]}      ranges count from the data's
+ *                                                                                        start
  *     {"code":"HR_E_SIZE","offset":9,"stage":"header","tensor":"t","message":"..."}
  *
  * dump_header            parses the bytes in memory (src/format alone)
  * dump_header --api      opens the file with hr_model_open_files()
- * dump_header --count    prints "n_tensors" in place of the tensors, and the milliseconds and KiB of memory that it took
+ * dump_header --count    prints "n_tensors" in place of the tensors, and the milliseconds and KiB of memory that it
+ *                        took
  */
 #include "format/header.h"
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A look-alike of the CUDA driver over host memory, built as libcuda.so.1: what headrace and its tests call, as the public
- * documentation in cuda.h describes it, and made to be as unpleasant as the documentation allows. fake_cuda.h has the controls
- * and says which mistakes of a caller are recorded.
+ * A look-alike of the CUDA driver over host memory, built as libcuda.so.1: what headrace and its tests call, as the
+ * public documentation in cuda.h describes it, and made to be as unpleasant as the documentation allows. fake_cuda.h
+ * has the controls and says which mistakes of a caller are recorded.
  *
- * Here are the controls, devices and contexts; fake_cuda_calls.c has memory, copies, streams and events. Each function begins
- * with BEGIN, which takes the lock and deals with what may be wrong before the call as such: a forked
- * child, no cuInit, an armed failure, no current context, a broken one, a capture going on in another thread.
+ * Here are the controls, devices and contexts; fake_cuda_calls.c has memory, copies, streams and events. Each function
+ * begins with BEGIN, which takes the lock and deals with what may be wrong before the call as such: a forked child, no
+ * cuInit, an armed failure, no current context, a broken one, a capture going on in another thread.
  */
 #include "fake_cuda.h"
 

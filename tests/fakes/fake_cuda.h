@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Controls of the look-alike CUDA driver (fake_cuda.c), for tests. They are found by name at run time, so that the same test
- * program runs over the real driver too: fake_cuda_find() then says no, and the test leaves out what only the fake can do.
+ * Controls of the look-alike CUDA driver (fake_cuda.c), for tests. They are found by name at run time, so that the
+ * same test program runs over the real driver too: fake_cuda_find() then says no, and the test leaves out what only
+ * the fake can do.
  *
  * Settings, by fake.set(key, value) or in the environment as HR_FAKE_CUDA="key=value,key=value" before the first call:
  *
@@ -16,9 +17,10 @@
  *   seed=1            of delays, of the order within a batch, and of which stream goes next
  *   strict=1          an error of the caller's ends the process with a message; 0 only counts it
  *
- * Errors of the caller's are what real hardware answers with wrong bytes or worse: copying from memory that is not registered,
- * into memory that is not allocated (or freed, or not yet allocated in stream order), freeing or unregistering memory under a
- * pending copy, calls without a current context or in a forked child, waiting for a captured event, unbalanced contexts.
+ * Errors of the caller's are what real hardware answers with wrong bytes or worse: copying from memory that is not
+ * registered, into memory that is not allocated (or freed, or not yet allocated in stream order), freeing or
+ * unregistering memory under a pending copy, calls without a current context or in a forked child, waiting for a
+ * captured event, unbalanced contexts.
  */
 #ifndef HR_TESTS_FAKE_CUDA_H
 #define HR_TESTS_FAKE_CUDA_H
@@ -38,7 +40,8 @@ struct fake_cuda {
 	unsigned (*errors)(char *text, size_t text_bytes);
 	/* How often a function was called; NULL = any. */
 	unsigned long long (*calls)(const char *function);
-	/* Objects that are alive: "memory" (allocations), "streams", "events", "pools", "registrations", "contexts"; NULL = all. */
+	/* Objects that are alive: "memory" (allocations), "streams", "events", "pools", "registrations",
+	 * "contexts"; NULL = all. */
 	long long (*live)(const char *kind);
 	/* Defaults again, counters 0, contexts healthy. */
 	void (*reset)(void);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The functions of the look-alike CUDA driver that work in a context: memory, copies, streams and events. See fake_cuda.c for
- * what it is, fake_cuda_core.h for the frame of each function.
+ * The functions of the look-alike CUDA driver that work in a context: memory, copies, streams and events. See
+ * fake_cuda.c for what it is, fake_cuda_core.h for the frame of each function.
  */
 #include "fake_cuda_core.h"
 

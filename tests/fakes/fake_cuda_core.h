@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of the look-alike driver share. fake_cuda.c has the controls, devices and contexts, fake_cuda_calls.c the
- * rest of the driver's functions, fake_cuda_queue.c streams, events and
- * the worker that does late what was queued, fake_cuda_memory.c memory of device and host.
+ * What the files of the look-alike driver share. fake_cuda.c has the controls, devices and contexts, fake_cuda_calls.c
+ * the rest of the driver's functions, fake_cuda_queue.c streams, events and the worker that does late what was queued,
+ * fake_cuda_memory.c memory of device and host.
  *
- * One lock guards everything; the worker drops it only while it copies bytes. Device memory has two addresses: the one that
- * callers see cannot be read or written by the CPU at all, so code that takes a device pointer for a host pointer dies; the
- * bytes are at `backing`.
+ * One lock guards everything; the worker drops it only while it copies bytes. Device memory has two addresses: the one
+ * that callers see cannot be read or written by the CPU at all, so code that takes a device pointer for a host pointer
+ * dies; the bytes are at `backing`.
  */
 #ifndef HR_TESTS_FAKE_CUDA_CORE_H
 #define HR_TESTS_FAKE_CUDA_CORE_H
@@ -46,10 +46,10 @@ struct fake_block {
 	size_t bytes;
 	char *backing;
 	struct fake_context *context;
-	bool is_ready; /* its allocation has happened in its stream's order */
+	bool is_ready;  /* its allocation has happened in its stream's order */
 	bool is_packed; /* its address lies wall to wall with others' */
-	bool is_freed; /* somebody asked for that: no new copies */
-	bool is_gone;  /* and it has happened */
+	bool is_freed;  /* somebody asked for that: no new copies */
+	bool is_gone;   /* and it has happened */
 	bool of_pool;
 	unsigned n_pending; /* copies */
 };
@@ -127,8 +127,8 @@ int fake_armed(const char *function); /* the armed result of this call, or 0 */
 uint64_t fake_random(void);
 void *fake_alloc(size_t bytes); /* zeroed; never NULL */
 
-/* The frame of every function of the driver (fake_cuda.c). fake_begin takes the lock, or gives the result that the function
- * answers at once; fake_end gives the lock back. */
+/* The frame of every function of the driver (fake_cuda.c). fake_begin takes the lock, or gives the result that the
+ * function answers at once; fake_end gives the lock back. */
 enum fake_needs {
 	NEEDS_NOTHING = 0,
 	NEEDS_INIT = 1,

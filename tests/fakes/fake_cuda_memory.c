@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of the look-alike driver: blocks of device memory, and registered ranges of host memory. See fake_cuda_core.h. */
+/* Memory of the look-alike driver: blocks of device memory, and registered ranges of host memory. See
+ * fake_cuda_core.h. */
 #include "fake_cuda_core.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#define PAGE       ((size_t)4096)
-#define MAX_BLOCKS ((size_t)1 << 20)
-#define KEEP_FREED 512 /* freed blocks whose addresses are not used again yet */
-#define SLAB_BYTES ((size_t)64 << 20)
+#define PAGE         ((size_t)4096)
+#define MAX_BLOCKS   ((size_t)1 << 20)
+#define KEEP_FREED   512 /* freed blocks whose addresses are not used again yet */
+#define SLAB_BYTES   ((size_t)64 << 20)
 #define PACKED_BELOW ((size_t)4 << 20)
 #define PACKED_ALIGN ((size_t)512)
 
@@ -41,15 +42,16 @@ static size_t upper(uint64_t address)
 /* Addresses that the CPU may not touch, with a page before and after that nothing may. */
 static char *reserve(size_t bytes)
 {
-	char *seen = mmap(NULL, padded(bytes) + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *seen = mmap(NULL, padded(bytes) + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+			  0);
 
 	if (seen == MAP_FAILED)
 		abort();
 	return seen + PAGE;
 }
 
-/* Small blocks lie wall to wall, as a driver's pool gives them: a copy that runs from one into the next is an error that only
- * their limits show. */
+/* Small blocks lie wall to wall, as a driver's pool gives them: a copy that runs from one into the next is an error
+ * that only their limits show. */
 static char *pack(size_t bytes)
 {
 	static char *slab, *slab_end;

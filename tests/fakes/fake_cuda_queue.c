@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams of the look-alike driver, and the one worker that does what was queued on them: late, in order within a stream, in
- * any order between streams, and in any order within a batch. The source of a copy is read when the copy runs, so a slot that
- * was filled again too early shows as wrong bytes; until then the destination holds what it held before.
+ * Streams of the look-alike driver, and the one worker that does what was queued on them: late, in order within a
+ * stream, in any order between streams, and in any order within a batch. The source of a copy is read when the copy
+ * runs, so a slot that was filled again too early shows as wrong bytes; until then the destination holds what it held
+ * before.
  *
  * A host function gets a thread of its own: it may block, and must not hold up other streams.
  */
@@ -75,7 +76,8 @@ static void shuffle(struct fake_op *op)
 	}
 }
 
-/* Without the lock: these bytes are nobody else's until the copy is done, and a race here is a race on real hardware. */
+/* Without the lock: these bytes are nobody else's until the copy is done, and a race here is a race on real
+ * hardware. */
 static void move_bytes(const struct fake_op *op)
 {
 	for (size_t i = 0; i < op->n_copies; i++) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the fuzz targets share. Each target is one LLVMFuzzerTestOneInput(); with -Dfuzz=true it is linked with libFuzzer, else
- * with replay.c, which runs it over the seeds (make_seeds.py) and over fixed changes of them as an ordinary test.
+ * What the fuzz targets share. Each target is one LLVMFuzzerTestOneInput(); with -Dfuzz=true it is linked with
+ * libFuzzer, else with replay.c, which runs it over the seeds (make_seeds.py) and over fixed changes of them as an
+ * ordinary test.
  *
  * The first two bytes of every input say which allocation fails (0: none), so that error paths are searched as well.
  */

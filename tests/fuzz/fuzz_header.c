@@ -77,7 +77,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 	return 0;
 }
 
-/* Sets the length right half of the time: the header then ends at the last brace. Else nearly all inputs die at the frame. */
+/* Sets the length right half of the time: the header then ends at the last brace. Else nearly all inputs die at the
+ * frame. */
 size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t n, size_t max, unsigned seed)
 {
 	size_t end;

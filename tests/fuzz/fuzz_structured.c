@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bytes drive a generator: a valid list of tensors, spelled in one of many ways, with no fault or one of the faults below.
- * The answer must be exactly that list, or exactly the error of that fault.
+ * The bytes drive a generator: a valid list of tensors, spelled in one of many ways, with no fault or one of the
+ * faults below. The answer must be exactly that list, or exactly the error of that fault.
  */
 #include "fuzz.h"
 

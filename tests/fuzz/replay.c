@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs a fuzz target without libFuzzer: over each file given, and over some hundred changes of it that are the same every
- * time. So the seeds and every input that once failed are an ordinary test, with any compiler.
+ * Runs a fuzz target without libFuzzer: over each file given, and over some hundred changes of it that are the same
+ * every time. So the seeds and every input that once failed are an ordinary test, with any compiler.
  */
 #include "fuzz.h"
 

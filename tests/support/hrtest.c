@@ -30,7 +30,8 @@ static pid_t start_filter(int *saved)
 	return child;
 }
 
-int run_group(const char *name, const struct CMUnitTest *tests, size_t n, CMFixtureFunction setup, CMFixtureFunction teardown)
+int run_group(const char *name, const struct CMUnitTest *tests, size_t n, CMFixtureFunction setup,
+	      CMFixtureFunction teardown)
 {
 	int saved, status, failures;
 	pid_t filter = start_filter(&saved);
@@ -141,8 +142,8 @@ void write_safetensors(const char *path, const struct test_tensor *tensors, size
 	for (size_t i = 0; i < n; i++) {
 		fprintf(text, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}", i ? "," : "",
 			tensors[i].name, tensors[i].dtype,
-			(unsigned long long)(tensors[i].bytes / element_bytes(tensors[i].dtype)), (unsigned long long)at,
-			(unsigned long long)(at + tensors[i].bytes));
+			(unsigned long long)(tensors[i].bytes / element_bytes(tensors[i].dtype)),
+			(unsigned long long)at, (unsigned long long)(at + tensors[i].bytes));
 		at += tensors[i].bytes;
 	}
 	fputc('}', text);
@@ -152,7 +153,8 @@ void write_safetensors(const char *path, const struct test_tensor *tensors, size
 	fwrite(header, 1, length, file);
 	for (size_t i = 0; i < n; i++) {
 		for (uint64_t done = 0; done < tensors[i].bytes; done += sizeof(block)) {
-			size_t part = tensors[i].bytes - done < sizeof(block) ? (size_t)(tensors[i].bytes - done) : sizeof(block);
+			size_t part = tensors[i].bytes - done < sizeof(block) ? (size_t)(tensors[i].bytes - done)
+									      : sizeof(block);
 
 			fill_pattern(block, part, seed + i, done);
 			fwrite(block, 1, part, file);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What every C test needs. Names of tests are sentences ("rejects_offset_past_end"). cmocka asserts only on the main thread.
- * A test file includes this first; it brings cmocka's headers in their required order.
+ * What every C test needs. Names of tests are sentences ("rejects_offset_past_end"). cmocka asserts only on the main
+ * thread. A test file includes this first; it brings cmocka's headers in their required order.
  */
 #ifndef HR_TESTS_HRTEST_H
 #define HR_TESTS_HRTEST_H
@@ -24,7 +24,8 @@
 #undef cmocka_run_group_tests
 #define cmocka_run_group_tests(tests, setup, teardown) \
 	run_group(#tests, tests, sizeof(tests) / sizeof((tests)[0]), setup, teardown)
-int run_group(const char *name, const struct CMUnitTest *tests, size_t n, CMFixtureFunction setup, CMFixtureFunction teardown);
+int run_group(const char *name, const struct CMUnitTest *tests, size_t n, CMFixtureFunction setup,
+	      CMFixtureFunction teardown);
 
 /* Shows the library's own story when a call that must work does not. */
 #define assert_ok(call)                                                                                      \
@@ -51,8 +52,8 @@ void remove_tree(const char *path);
 char *path_in(const char *dir, const char *name);
 void write_file(const char *path, const void *bytes, size_t n);
 
-/* A small deterministic generator for tests: the same seed gives the same numbers everywhere. HR_SEED in the environment
- * overrides the seed; the one in use is printed as SEED=n. */
+/* A small deterministic generator for tests: the same seed gives the same numbers everywhere. HR_SEED in the
+ * environment overrides the seed; the one in use is printed as SEED=n. */
 struct test_random {
 	uint64_t state;
 };
@@ -63,7 +64,8 @@ uint64_t test_random_below(struct test_random *random, uint64_t n); /* 0 .. n - 
 /* Fills memory with bytes that depend on `seed` and on the position, so that a shifted or swapped range shows. */
 void fill_pattern(void *memory, size_t n, uint64_t seed, uint64_t position);
 
-/* A safetensors file made of tensors with pattern bytes. Names are unique; data of tensor i is fill_pattern(seed + i, 0). */
+/* A safetensors file made of tensors with pattern bytes. Names are unique; data of tensor i is fill_pattern(seed +
+ * i, 0). */
 struct test_tensor {
 	const char *name;
 	const char *dtype; /* "U8" ... */

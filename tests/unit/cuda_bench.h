@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the test programs of the cuda device share: the driver as a consumer uses it, and a device with a lane, staging and
- * memory beside a consumer with a stream in the same context. Each program includes this once.
+ * What the test programs of the cuda device share: the driver as a consumer uses it, and a device with a lane, staging
+ * and memory beside a consumer with a stream in the same context. Each program includes this once.
  */
 #ifndef HR_TESTS_CUDA_BENCH_H
 #define HR_TESTS_CUDA_BENCH_H

@@ -16,8 +16,12 @@
 static void an_error_keeps_its_values_until_the_next(void **state)
 {
 	(void)state;
-	assert_int_equal(hr__fail_at(&(struct hr__where){.stage = "read", .path = "/x/y", .tensor = "a\nb", .tensor_len = 3,
-							  .offset = 77, .system = 5},
+	assert_int_equal(hr__fail_at(&(struct hr__where){.stage = "read",
+							 .path = "/x/y",
+							 .tensor = "a\nb",
+							 .tensor_len = 3,
+							 .offset = 77,
+							 .system = 5},
 				     HR_E_IO, "value %d", 42),
 			 HR_E_IO);
 	const struct hr_error *e = hr_error_last();
@@ -72,7 +76,8 @@ static void escaping_leaves_no_control_bytes_and_fits(void **state)
 		for (const char *c = out; *c; c++)
 			assert_true((unsigned char)*c >= 0x20 && *c != 0x7f);
 	}
-	assert_string_equal(hr__escape(out, sizeof(out), "h\xc3\xa9 \xe2\x80\xae \xff", HR_STRLEN), "h\xc3\xa9 \\xe2\\x80\\xae \\xff");
+	assert_string_equal(hr__escape(out, sizeof(out), "h\xc3\xa9 \xe2\x80\xae \xff", HR_STRLEN),
+			    "h\xc3\xa9 \\xe2\\x80\\xae \\xff");
 }
 
 static void every_code_has_a_name_and_numbers_are_unique(void **state)
@@ -178,7 +183,8 @@ static void residency_tells_cached_from_dropped(void **state)
 	assert_int_equal(hr__os_open(AT_FDCWD, path, O_RDONLY, &file.fd), 0);
 	assert_int_equal(hr__os_resident(&file, 0, 1 << 20, &resident), 0);
 	assert_int_equal(resident, 1 << 20);
-	for (int fallback = 0; fallback < 3; fallback++) { /* cachestat; then mincore; then small reads that may not wait */
+	/* cachestat; then mincore; then small reads that may not wait */
+	for (int fallback = 0; fallback < 3; fallback++) {
 		file.may_mincore = fallback < 2;
 		hr__fault_arm("cachestat", fallback ? 1 : 0, EPERM);
 		assert_int_equal(hr__os_resident(&file, 4096, 1 << 19, &resident), 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The cuda device beside its consumers: their streams, their contexts, their graph captures. All of it runs over the real
- * driver too, but for what needs a small memory or several GPUs.
+ * The cuda device beside its consumers: their streams, their contexts, their graph captures. All of it runs over the
+ * real driver too, but for what needs a small memory or several GPUs.
  */
 #include "cuda_bench.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The cuda device when things go wrong: every driver call failing, once and for good, drivers that refuse what others do, and
- * a driver that cannot be loaded. Nearly all of it needs the look-alike driver of tests/fakes. Also tests of the look-alike
- * itself: that it notices what it is there to notice.
+ * The cuda device when things go wrong: every driver call failing, once and for good, drivers that refuse what others
+ * do, and a driver that cannot be loaded. Nearly all of it needs the look-alike driver of tests/fakes. Also tests of
+ * the look-alike itself: that it notices what it is there to notice.
  */
 #include "cuda_bench.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The header parser where the corpus (tests/data/make_corpus.py) does not reach: every truncation, every flipped bit, every
- * failing allocation, respelled and reordered headers, positions of errors.
+ * The header parser where the corpus (tests/data/make_corpus.py) does not reach: every truncation, every flipped bit,
+ * every failing allocation, respelled and reordered headers, positions of errors.
  */
 #include "support/hrtest.h"
 

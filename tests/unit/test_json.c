@@ -77,7 +77,8 @@ static size_t encode(uint32_t point, unsigned char out[4])
 	return 4;
 }
 
-/* Every code point is accepted in its one spelling and comes out unchanged. Sets the bit of each 2- and 3-byte spelling. */
+/* Every code point is accepted in its one spelling and comes out unchanged. Sets the bit of each 2- and 3-byte
+ * spelling. */
 static void accepts_every_code_point_in_utf8(void **state)
 {
 	unsigned char bytes[4];

@@ -391,7 +391,8 @@ static void in_any_order(const char *device)
 	hr_job *job;
 
 	opts.staging_bytes = HR_MIN_STAGING_BYTES;
-	bed_open(&bed, 25, 300, 900000); /* more than the two allocations that a feed of small tensors is bound to at once */
+	/* more than the two allocations that a feed of small tensors is bound to at once */
+	bed_open(&bed, 25, 300, 900000);
 	bed_load(&bed, device, &opts);
 	t = large_tensor(&bed, 400000);
 	assert_ok(hr_buffer_new(bed.loader, t.bytes, &buffer));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open.c: what a name may mean, by a directory, an index, one file or several. Each test works in a directory of its own. */
+/* open.c: what a name may mean, by a directory, an index, one file or several. Each test works in a directory of
+ * its own. */
 #include "modeltest.h"
 
 #include "model/model.h"
@@ -537,8 +538,8 @@ static void names_and_options_are_checked(void **state)
 
 /* ---- when the system says no ---- */
 
-/* A directory that takes every path through opening: an index, three shards, and beside them a header that is longer than the
- * first read. */
+/* A directory that takes every path through opening: an index, three shards, and beside them a header that is
+ * longer than the first read. */
 static void write_rich_model(const char *dir)
 {
 	char *path = path_in(dir, "long.safetensors"), *names = malloc(3 * 30001);
