@@ -470,6 +470,7 @@ struct hr_feed_opts {
 	uint32_t io_timeout_ms;  /**< as in a job */
 	void *wait_stream;       /**< as in a job */
 	void *signal_stream;     /**< as in a job, at every hr_feed_next() */
+	uint32_t next_timeout_ms; /**< hr_feed_next() answers HR_E_PENDING after this long. 0: it waits for ever */
 };
 /** Start value of a struct hr_feed_opts: its size, all else zero. */
 #define HR_FEED_OPTS_INIT {sizeof(struct hr_feed_opts)}
@@ -483,8 +484,9 @@ struct hr_feed_opts {
  */
 HR_API int hr_feed_open(hr_loader *loader, hr_model *model, const struct hr_feed_opts *opts, hr_feed **out);
 /**
- * The next tensor, complete, in a buffer that is the caller's. HR_E_END after the last. Any other error
- * is final for the feed and names what was handed out before, where that matters. Blocks.
+ * The next tensor, complete, in a buffer that is the caller's. HR_E_END after the last. HR_E_PENDING after
+ * `next_timeout_ms`: nothing was handed out, call again. Any other error is final for the feed and names
+ * what was handed out before, where that matters. Blocks.
  * Threads: one at a time per feed.
  */
 HR_API int hr_feed_next(hr_feed *feed, struct hr_tensor *tensor, hr_buffer **buffer);

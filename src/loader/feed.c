@@ -30,7 +30,8 @@ struct hr_feed {
 	size_t n_ready;        /* spans below it have arrived, and their file was compared since */
 	hr_buffer **bound;     /* of spans next .. end - 1, from first_bound on */
 	size_t first_bound, max_bound;
-	bool is_over; /* its failure has been told */
+	uint32_t timeout_ms;   /* of one hr_feed_next(); 0 = none */
+	bool is_over;          /* its failure has been told */
 };
 
 /* All tensors, or those asked for, as reads. */
@@ -76,6 +77,7 @@ int hr_feed_open(hr_loader *loader, hr_model *model, const struct hr_feed_opts *
 		return rc;
 	}
 	feed->heap = hr__heap_acquire(loader->heap);
+	feed->timeout_ms = own.next_timeout_ms;
 	hr__job_run(feed->job);
 	*out = feed;
 	return 0;
@@ -260,17 +262,22 @@ static void release_bound(struct hr_feed *feed)
 	feed->next = feed->end;
 }
 
-/* Waits until the next tensor's last byte is in place. Answers up to which span all that are bound and of the same
- * file have arrived: one look at the file afterwards is good for them all. 0: the job has failed. */
+/* Waits until the next tensor's last byte is in place. Answers up to which span all that are bound and of the same file have
+ * arrived: one look at the file afterwards is good for them all. 0: the job has failed, or time was up. */
 static size_t wait_arrived(struct hr_feed *feed)
 {
 	struct hr_job *job = feed->job;
 	size_t span = feed->next;
+	bool on_time = true;
 
 	pthread_mutex_lock(&job->loader->lock);
-	while (job->left[span] > 0 && !job->code)
-		hr__os_cond_wait(&job->changed, &job->loader->lock, UINT64_MAX);
-	if (job->code)
+	if (job->left[span] > 0 && !job->code) {
+		uint64_t until = feed->timeout_ms ? hr__os_now_ns() + feed->timeout_ms * UINT64_C(1000000) : UINT64_MAX;
+
+		while (job->left[span] > 0 && !job->code && on_time)
+			on_time = hr__os_cond_wait(&job->changed, &job->loader->lock, until);
+	}
+	if (job->code || job->left[span] > 0)
 		span = 0;
 	else
 		while (span < job->n_bound && job->left[span] == 0 &&
@@ -310,6 +317,8 @@ static int make_ready(struct hr_feed *feed)
 	size_t n_arrived = wait_arrived(feed);
 	int rc;
 
+	if (!n_arrived && !feed->job->code)
+		return hr__fail(HR_E_PENDING, "the next tensor has not arrived within %" PRIu32 " ms; the feed goes on", feed->timeout_ms);
 	if (!n_arrived)
 		return tell_failure(feed);
 	rc = check_before_handing_out(feed);

@@ -85,6 +85,7 @@ int main(void)
 	F(hr_feed_opts, io_timeout_ms);
 	F(hr_feed_opts, wait_stream);
 	F(hr_feed_opts, signal_stream);
+	F(hr_feed_opts, next_timeout_ms);
 	S(hr_stats);
 	F(hr_stats, size);
 	F(hr_stats, total_bytes);
