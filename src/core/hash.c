@@ -5,7 +5,9 @@
 #include "mem.h"
 #include "os.h"
 
-#include <openssl/evp.h>
+/* The plain functions, which a later OpenSSL would rather not see used: through EVP, a static libcrypto brings megabytes along. */
+#define OPENSSL_SUPPRESS_DEPRECATED
+#include <openssl/sha.h>
 #include <string.h>
 
 static inline uint64_t rotl(uint64_t x, int by)
@@ -62,43 +64,35 @@ void hr__hash_key_new(struct hr__hash_key *key)
 }
 
 struct hr__sha256 {
-	EVP_MD_CTX *evp;
+	SHA256_CTX state;
 };
 
 int hr__sha256_new(hr__sha256 **out)
 {
 	hr__sha256 *sha = hr__calloc(1, sizeof(*sha));
 
-	*out = NULL;
+	*out = sha;
 	if (!sha)
 		return HR_E_NOMEM;
-	sha->evp = EVP_MD_CTX_new();
-	if (!sha->evp || !EVP_DigestInit_ex(sha->evp, EVP_sha256(), NULL)) {
-		hr__sha256_free(sha);
-		return hr__fail_nomem(sizeof(*sha));
-	}
-	*out = sha;
+	SHA256_Init(&sha->state);
 	return 0;
 }
 
 int hr__sha256_update(hr__sha256 *sha, const void *bytes, size_t n)
 {
-	if (!EVP_DigestUpdate(sha->evp, bytes, n))
+	if (!SHA256_Update(&sha->state, bytes, n))
 		return hr__fail(HR_E_UNSUPPORTED, "libcrypto refused to compute SHA-256");
 	return 0;
 }
 
 int hr__sha256_final(hr__sha256 *sha, uint8_t out[32])
 {
-	if (!EVP_DigestFinal_ex(sha->evp, out, NULL) || !EVP_DigestInit_ex(sha->evp, NULL, NULL))
+	if (!SHA256_Final(out, &sha->state) || !SHA256_Init(&sha->state))
 		return hr__fail(HR_E_UNSUPPORTED, "libcrypto refused to compute SHA-256");
 	return 0;
 }
 
 void hr__sha256_free(hr__sha256 *sha)
 {
-	if (!sha)
-		return;
-	EVP_MD_CTX_free(sha->evp);
 	hr__free(sha);
 }
