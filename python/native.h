@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of the Python binding share. It sees headrace.h alone, and keeps to CPython's limited API of 3.11, so that one
+ * file serves every later CPython.
+ *
+ * What always holds:
+ *  - Handles of headrace are used without the GIL, and freed only when nobody else is inside a call with them: `users` counts
+ *    who is. It, `closing` and the list of parked handles are touched only with the GIL held.
+ *  - Nothing that the collector drops blocks: what cannot be closed at once is parked, with all that it needs to stay alive, and
+ *    closed by a later call (native_unpark).
+ *  - Memory handed out belongs to hr_buffer and is counted there; it outlives model, loader and module.
+ */
+#ifndef HR_PYTHON_NATIVE_H
+#define HR_PYTHON_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "headrace.h"
+
+#include <stdbool.h>
+
+/* How long a wait lasts before signals are looked for. */
+#define SLICE_MS 50u
+
+/* A job or feed that was dropped before it could be closed, or a loader that had something in flight. */
+struct parked {
+	struct parked *next;
+	hr_job *job;
+	hr_feed *feed;
+	hr_loader *loader;
+	PyObject *keep;  /* memory that the job may still write */
+	PyObject *owner; /* what the handle was opened with */
+};
+
+/* The module's state. There is one: the module refuses to be loaded in a second interpreter. */
+struct native {
+	PyObject *make_error; /* headrace._errors.make */
+	PyTypeObject *model_type, *loader_type, *job_type, *feed_type, *array_type;
+	PyTypeObject *tensor_type, *shard_type; /* struct sequences */
+	struct parked *parked;
+};
+
+struct model_object {
+	PyObject_HEAD
+	struct native *native;
+	hr_model *model; /* NULL after close() */
+	PyObject *names; /* list of str, made when first asked for; likewise */
+	PyObject *tensors;
+};
+
+struct loader_object {
+	PyObject_HEAD
+	struct native *native;
+	hr_loader *loader; /* NULL after close() */
+	hr_device *device;
+	char device_name[16];
+	unsigned users;
+	bool closing;
+};
+
+/* In native_model.c */
+extern PyType_Spec native_model_spec;
+bool native_model_types(struct native *native, PyObject *module);
+PyObject *native_open(PyObject *module, PyObject *args, PyObject *kwargs);
+/* The handle, counted, or NULL with an exception. */
+hr_model *native_model(const struct native *native, PyObject *object);
+/* The number of a tensor given by name or number. */
+bool native_tensor_number(const struct native *native, const hr_model *model, PyObject *key, uint64_t *index);
+PyObject *native_tensor_info(const struct native *native, const struct hr_tensor *tensor);
+
+/* In native_array.c */
+extern PyType_Spec native_array_spec;
+/* Takes the buffer over, whatever the outcome. */
+PyObject *native_array(const struct native *native, const struct hr_tensor *tensor, hr_buffer *buffer, const char *device);
+
+/* In native_loader.c, native_job.c, native_feed.c */
+extern PyType_Spec native_loader_spec, native_job_spec, native_feed_spec;
+bool native_loader_enter(struct loader_object *self);
+void native_loader_leave(struct loader_object *self);
+PyObject *native_loader_start(struct loader_object *self, PyObject *args, PyObject *kwargs);
+PyObject *native_loader_feed(struct loader_object *self, PyObject *args, PyObject *kwargs);
+/* Waits for a job in slices. On a signal's exception it cancels first, and waits until nothing can touch the destinations. */
+bool native_job_settle(const struct native *native, hr_job *job, const bool *closing, double timeout);
+
+/* In _native.c: all answer NULL or false with an exception set. */
+PyObject *native_fail(const struct native *native);
+PyObject *native_fail_with(const struct native *native, int code, const char *message);
+struct native *native_of(PyTypeObject *type);
+PyObject *native_stats(const struct hr_stats *stats);
+bool native_size(PyObject *value, uint64_t *out);
+/* Seconds, or None for ever (then a negative number). */
+bool native_seconds(PyObject *value, double *out);
+double native_now(void);
+void native_park(struct native *native, const struct parked *what);
+void native_unpark(struct native *native);
+/* Waits until nobody is inside a call with a handle; false on a signal or after `until`. */
+bool native_wait_unused(const unsigned *users, double until);
+
+#endif
