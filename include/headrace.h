@@ -463,13 +463,13 @@ typedef struct hr_feed hr_feed;
 
 /** What to deliver, and how. */
 struct hr_feed_opts {
-	size_t size;             /**< HR_FEED_OPTS_INIT sets it */
-	const uint64_t *tensors; /**< which; NULL: all. Copied. */
-	size_t n_tensors;        /**< of them */
-	uint32_t flags;          /**< HR_FEED_* */
-	uint32_t io_timeout_ms;  /**< as in a job */
-	void *wait_stream;       /**< as in a job */
-	void *signal_stream;     /**< as in a job, at every hr_feed_next() */
+	size_t size;              /**< HR_FEED_OPTS_INIT sets it */
+	const uint64_t *tensors;  /**< which; NULL: all. Copied. */
+	size_t n_tensors;         /**< of them */
+	uint32_t flags;           /**< HR_FEED_* */
+	uint32_t io_timeout_ms;   /**< as in a job */
+	void *wait_stream;        /**< as in a job */
+	void *signal_stream;      /**< as in a job, at every hr_feed_next() */
 	uint32_t next_timeout_ms; /**< hr_feed_next() answers HR_E_PENDING after this long. 0: it waits for ever */
 };
 /** Start value of a struct hr_feed_opts: its size, all else zero. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The module headrace._native: its set-up, how errors become exceptions, sizes and times from Python, and the handles that were
- * dropped before they could be closed. native.h says what holds everywhere; read it first.
+ * The module headrace._native: its set-up, how errors become exceptions, sizes and times from Python, and the handles
+ * that were dropped before they could be closed. native.h says what holds everywhere; read it first.
  */
 #include "native.h"
 
@@ -9,7 +9,8 @@
 #include <string.h>
 #include <time.h>
 
-/* ---------------------------------------------------------------------------------------------------------------- errors */
+/* ----------------------------------------------------------------------------------------------------------------
+ * errors */
 
 static PyObject *text(const char *bytes)
 {
@@ -25,10 +26,10 @@ static void raise(const struct native *native, const struct hr_error *error)
 		PyErr_SetString(PyExc_OSError, error->message);
 		return;
 	}
-	made = PyObject_CallFunction(native->make_error, "isiNNNNN", (int)error->code, hr_error_name(error->code), (int)error->system,
-				     text(error->stage), text(error->message), PyUnicode_DecodeFSDefault(error->path),
-				     text(error->tensor),
-				     error->offset == HR_NO_OFFSET ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(error->offset));
+	made = PyObject_CallFunction(
+		native->make_error, "isiNNNNN", (int)error->code, hr_error_name(error->code), (int)error->system,
+		text(error->stage), text(error->message), PyUnicode_DecodeFSDefault(error->path), text(error->tensor),
+		error->offset == HR_NO_OFFSET ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(error->offset));
 	if (made)
 		PyErr_SetObject((PyObject *)Py_TYPE(made), made);
 	Py_XDECREF(made);
@@ -53,16 +54,29 @@ struct native *native_of(PyTypeObject *type)
 	return PyType_GetModuleState(type);
 }
 
-/* ------------------------------------------------------------------------------------------------------- sizes and times */
+/* ------------------------------------------------------------------------------------------------------- sizes and
+ * times */
 
 static bool multiply(const char *unit, uint64_t *out)
 {
 	static const struct {
 		const char *name;
 		uint64_t factor;
-	} units[] = {{"", 1}, {"B", 1}, {"kB", 1000}, {"KB", 1000}, {"MB", 1000000}, {"GB", 1000000000}, {"TB", 1000000000000},
-		     {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", UINT64_C(1) << 40}, {"K", 1 << 10},
-		     {"M", 1 << 20}, {"G", 1 << 30}, {"T", UINT64_C(1) << 40}};
+	} units[] = {{"", 1},
+		     {"B", 1},
+		     {"kB", 1000},
+		     {"KB", 1000},
+		     {"MB", 1000000},
+		     {"GB", 1000000000},
+		     {"TB", 1000000000000},
+		     {"KiB", 1 << 10},
+		     {"MiB", 1 << 20},
+		     {"GiB", 1 << 30},
+		     {"TiB", UINT64_C(1) << 40},
+		     {"K", 1 << 10},
+		     {"M", 1 << 20},
+		     {"G", 1 << 30},
+		     {"T", UINT64_C(1) << 40}};
 
 	while (*unit == ' ')
 		unit++;
@@ -79,7 +93,8 @@ static bool size_of_text(const char *at, uint64_t *out)
 	if (*at < '0' || *at > '9')
 		return false;
 	for (; *at >= '0' && *at <= '9'; at++)
-		if (__builtin_mul_overflow(*out, UINT64_C(10), out) || __builtin_add_overflow(*out, (uint64_t)(*at - '0'), out))
+		if (__builtin_mul_overflow(*out, UINT64_C(10), out) ||
+		    __builtin_add_overflow(*out, (uint64_t)(*at - '0'), out))
 			return false;
 	return multiply(at, out);
 }
@@ -96,7 +111,8 @@ bool native_size(PyObject *value, uint64_t *out)
 		if (bytes && strlen(bytes) == (size_t)length && size_of_text(bytes, out))
 			return true;
 		PyErr_Clear();
-		PyErr_Format(PyExc_ValueError, "%R is not a size: use bytes, or a number with a unit as in \"64MiB\" or \"1GB\"", value);
+		PyErr_Format(PyExc_ValueError,
+			     "%R is not a size: use bytes, or a number with a unit as in \"64MiB\" or \"1GB\"", value);
 		return false;
 	}
 	if (PyBool_Check(value) || !PyLong_Check(value)) {
@@ -153,14 +169,14 @@ bool native_wait_unused(const unsigned *users, double until)
 			return false;
 		if (until >= 0 && native_now() >= until)
 			return false;
-		Py_BEGIN_ALLOW_THREADS
-		nanosleep(&a_while, NULL);
+		Py_BEGIN_ALLOW_THREADS nanosleep(&a_while, NULL);
 		Py_END_ALLOW_THREADS
 	}
 	return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------- parked handles */
+/* ------------------------------------------------------------------------------------------------------- parked
+ * handles */
 
 void native_park(struct native *native, const struct parked *what)
 {
@@ -222,7 +238,8 @@ static PyObject *n_parked(PyObject *module, PyObject *unused)
 	return PyLong_FromLong(n);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ statistics */
+/* ------------------------------------------------------------------------------------------------------------
+ * statistics */
 
 static bool put(PyObject *dict, const char *key, PyObject *value)
 {
@@ -237,7 +254,8 @@ static PyObject *by_engine(const uint64_t *bytes)
 	PyObject *dict = PyDict_New();
 
 	for (uint32_t i = 0; dict && i < HR_N_ENGINES; i++)
-		if (bytes[i] && hr_engine_name(i) && !put(dict, hr_engine_name(i), PyLong_FromUnsignedLongLong(bytes[i])))
+		if (bytes[i] && hr_engine_name(i) &&
+		    !put(dict, hr_engine_name(i), PyLong_FromUnsignedLongLong(bytes[i])))
 			Py_CLEAR(dict);
 	return dict;
 }
@@ -247,15 +265,15 @@ PyObject *native_stats(const struct hr_stats *stats)
 	const struct {
 		const char *name;
 		uint64_t value;
-	} numbers[] = {{"total_bytes", stats->total_bytes}, {"done_bytes", stats->done_bytes},
+	} numbers[] = {{"total_bytes", stats->total_bytes},     {"done_bytes", stats->done_bytes},
 		       {"total_tensors", stats->total_tensors}, {"read_bytes", stats->read_bytes},
-		       {"n_chunks", stats->n_chunks}, {"n_copies", stats->n_copies}, {"n_batches", stats->n_batches},
-		       {"elapsed_ns", stats->elapsed_ns}, {"first_ns", stats->first_ns},
-		       {"storage_wait_ns", stats->storage_wait_ns}, {"copy_wait_ns", stats->copy_wait_ns},
-		       {"read_cpu_ns", stats->read_cpu_ns}, {"staging_bytes", stats->staging_bytes},
-		       {"peak_staging_bytes", stats->peak_staging_bytes}, {"lost_bytes", stats->lost_bytes},
-		       {"peak_buffer_bytes", stats->peak_buffer_bytes}, {"n_readers", stats->n_readers},
-		       {"n_slots", stats->n_slots}};
+		       {"n_chunks", stats->n_chunks},           {"n_copies", stats->n_copies},
+		       {"n_batches", stats->n_batches},         {"elapsed_ns", stats->elapsed_ns},
+		       {"first_ns", stats->first_ns},           {"storage_wait_ns", stats->storage_wait_ns},
+		       {"copy_wait_ns", stats->copy_wait_ns},   {"read_cpu_ns", stats->read_cpu_ns},
+		       {"staging_bytes", stats->staging_bytes}, {"peak_staging_bytes", stats->peak_staging_bytes},
+		       {"lost_bytes", stats->lost_bytes},       {"peak_buffer_bytes", stats->peak_buffer_bytes},
+		       {"n_readers", stats->n_readers},         {"n_slots", stats->n_slots}};
 	PyObject *dict = PyDict_New();
 	bool good = dict != NULL;
 
@@ -284,15 +302,13 @@ static PyObject *probe(PyObject *module, PyObject *model_object)
 		if (!model)
 			return NULL;
 	}
-	Py_BEGIN_ALLOW_THREADS
-	rc = hr_probe(model, rows, sizeof(rows) / sizeof(rows[0]), &n);
+	Py_BEGIN_ALLOW_THREADS rc = hr_probe(model, rows, sizeof(rows) / sizeof(rows[0]), &n);
 	hr_model_close(model);
-	Py_END_ALLOW_THREADS
-	if (rc)
-		return native_fail(native);
+	Py_END_ALLOW_THREADS if (rc) return native_fail(native);
 	list = PyList_New(0);
 	for (size_t i = 0; list && i < n && i < sizeof(rows) / sizeof(rows[0]); i++) {
-		PyObject *row = Py_BuildValue("ssNN", rows[i].kind, rows[i].name, PyBool_FromLong(rows[i].usable), text(rows[i].reason));
+		PyObject *row = Py_BuildValue("ssNN", rows[i].kind, rows[i].name, PyBool_FromLong(rows[i].usable),
+					      text(rows[i].reason));
 
 		if (!row || PyList_Append(list, row) < 0)
 			Py_CLEAR(list);
@@ -301,7 +317,8 @@ static PyObject *probe(PyObject *module, PyObject *model_object)
 	return list;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------- module */
+/* ----------------------------------------------------------------------------------------------------------------
+ * module */
 
 static bool add_type(PyObject *module, PyTypeObject **out, PyType_Spec *spec)
 {
@@ -315,7 +332,8 @@ static int exec(PyObject *module)
 	PyObject *errors;
 
 	if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
-		PyErr_SetString(PyExc_ImportError, "headrace works in the main interpreter only, not in a sub-interpreter");
+		PyErr_SetString(PyExc_ImportError,
+				"headrace works in the main interpreter only, not in a sub-interpreter");
 		return -1;
 	}
 	errors = PyImport_ImportModule("headrace._errors");
@@ -323,8 +341,10 @@ static int exec(PyObject *module)
 	Py_XDECREF(errors);
 	if (!native->make_error || !native_model_types(native, module))
 		return -1;
-	if (!add_type(module, &native->model_type, &native_model_spec) || !add_type(module, &native->loader_type, &native_loader_spec) ||
-	    !add_type(module, &native->job_type, &native_job_spec) || !add_type(module, &native->feed_type, &native_feed_spec) ||
+	if (!add_type(module, &native->model_type, &native_model_spec) ||
+	    !add_type(module, &native->loader_type, &native_loader_spec) ||
+	    !add_type(module, &native->job_type, &native_job_spec) ||
+	    !add_type(module, &native->feed_type, &native_feed_spec) ||
 	    !add_type(module, &native->array_type, &native_array_spec))
 		return -1;
 	return PyModule_AddStringConstant(module, "version", hr_version());

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of the Python binding share. It sees headrace.h alone, and keeps to CPython's limited API of 3.11, so that one
- * file serves every later CPython.
+ * What the files of the Python binding share. It sees headrace.h alone, and keeps to CPython's limited API of 3.11, so
+ * that one file serves every later CPython.
  *
  * What always holds:
- *  - Handles of headrace are used without the GIL, and freed only when nobody else is inside a call with them: `users` counts
- *    who is. It, `closing` and the list of parked handles are touched only with the GIL held.
- *  - Nothing that the collector drops blocks: what cannot be closed at once is parked, with all that it needs to stay alive, and
- *    closed by a later call (native_unpark).
+ *  - Handles of headrace are used without the GIL, and freed only when nobody else is inside a call with them: `users`
+ *    counts who is. It, `closing` and the list of parked handles are touched only with the GIL held.
+ *  - Nothing that the collector drops blocks: what cannot be closed at once is parked, with all that it needs to stay
+ *    alive, and closed by a later call (native_unpark).
  *  - Memory handed out belongs to hr_buffer and is counted there; it outlives model, loader and module.
  */
 #ifndef HR_PYTHON_NATIVE_H
@@ -42,16 +42,14 @@ struct native {
 };
 
 struct model_object {
-	PyObject_HEAD
-	struct native *native;
+	PyObject_HEAD struct native *native;
 	hr_model *model; /* NULL after close() */
 	PyObject *names; /* list of str, made when first asked for; likewise */
 	PyObject *tensors;
 };
 
 struct loader_object {
-	PyObject_HEAD
-	struct native *native;
+	PyObject_HEAD struct native *native;
 	hr_loader *loader; /* NULL after close() */
 	hr_device *device;
 	char device_name[16];
@@ -72,7 +70,8 @@ PyObject *native_tensor_info(const struct native *native, const struct hr_tensor
 /* In native_array.c */
 extern PyType_Spec native_array_spec;
 /* Takes the buffer over, whatever the outcome. */
-PyObject *native_array(const struct native *native, const struct hr_tensor *tensor, hr_buffer *buffer, const char *device);
+PyObject *native_array(const struct native *native, const struct hr_tensor *tensor, hr_buffer *buffer,
+		       const char *device);
 
 /* In native_loader.c, native_job.c, native_feed.c */
 extern PyType_Spec native_loader_spec, native_job_spec, native_feed_spec;
@@ -80,7 +79,8 @@ bool native_loader_enter(struct loader_object *self);
 void native_loader_leave(struct loader_object *self);
 PyObject *native_loader_start(struct loader_object *self, PyObject *args, PyObject *kwargs);
 PyObject *native_loader_feed(struct loader_object *self, PyObject *args, PyObject *kwargs);
-/* Waits for a job in slices. On a signal's exception it cancels first, and waits until nothing can touch the destinations. */
+/* Waits for a job in slices. On a signal's exception it cancels first, and waits until nothing can touch the
+ * destinations. */
 bool native_job_settle(const struct native *native, hr_job *job, const bool *closing, double timeout);
 
 /* In _native.c: all answer NULL or false with an exception set. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Array: a tensor that was loaded, in memory that it owns a count of and that nothing else writes. It goes out as DLPack (both
- * forms), through the buffer protocol on cpu, as numpy array, or as bytes.
+ * Array: a tensor that was loaded, in memory that it owns a count of and that nothing else writes. It goes out as
+ * DLPack (both forms), through the buffer protocol on cpu, as numpy array, or as bytes.
  *
- * Whoever takes a DLPack capsule holds a count of its own on the buffer: its deleter runs on any thread, without the GIL, and
- * never blocks. On cuda the consumer's work may still be queued when it drops the tensor; so the memory is handed back in the order
- * of the stream that the consumer named, or of the legacy default stream. An Array whose address was never asked for cannot have
- * work of its own queued, and is dropped without asking the driver.
+ * Whoever takes a DLPack capsule holds a count of its own on the buffer: its deleter runs on any thread, without the
+ * GIL, and never blocks. On cuda the consumer's work may still be queued when it drops the tensor; so the memory is
+ * handed back in the order of the stream that the consumer named, or of the legacy default stream. An Array whose
+ * address was never asked for cannot have work of its own queued, and is dropped without asking the driver.
  */
 #include "native.h"
 #include "native_dlpack.h"
@@ -18,18 +18,18 @@
 #define LEGACY_STREAM ((void *)1)
 
 struct array_object {
-	PyObject_HEAD
-	struct native *native;
+	PyObject_HEAD struct native *native;
 	hr_buffer *buffer;
 	uint64_t bytes;
 	struct dl_device device;
 	uint32_t dtype;
 	int rank;
 	bool was_addressed; /* somebody may have queued work with the bare address */
-	Py_ssize_t *shape; /* `rank` of them, and as many strides in bytes */
+	Py_ssize_t *shape;  /* `rank` of them, and as many strides in bytes */
 };
 
-PyObject *native_array(const struct native *native, const struct hr_tensor *tensor, hr_buffer *buffer, const char *device)
+PyObject *native_array(const struct native *native, const struct hr_tensor *tensor, hr_buffer *buffer,
+		       const char *device)
 {
 	struct array_object *self = PyObject_New(struct array_object, native->array_type);
 	Py_ssize_t stride = (Py_ssize_t)hr_dtype_bits(tensor->dtype) / 8;
@@ -42,7 +42,9 @@ PyObject *native_array(const struct native *native, const struct hr_tensor *tens
 	self->buffer = buffer;
 	self->bytes = tensor->bytes;
 	self->device.device_type = strncmp(device, "cuda", 4) ? DL_CPU : DL_CUDA;
-	self->device.device_id = self->device.device_type == DL_CUDA && strlen(device) > 5 ? (int32_t)strtol(device + 5, NULL, 10) : 0;
+	self->device.device_id = self->device.device_type == DL_CUDA && strlen(device) > 5
+					 ? (int32_t)strtol(device + 5, NULL, 10)
+					 : 0;
 	self->dtype = tensor->dtype;
 	self->rank = (int)tensor->rank;
 	self->was_addressed = false;
@@ -84,7 +86,8 @@ static void *data_of(const struct array_object *self)
 	return self->bytes ? hr_buffer_data(self->buffer) : NULL;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------- DLPack */
+/* ----------------------------------------------------------------------------------------------------------------
+ * DLPack */
 
 /* What a capsule needs to stay good on its own. One allocation, with room for shape and strides behind it. */
 struct exported {
@@ -134,12 +137,15 @@ static void destroy_versioned(PyObject *capsule)
 static struct dl_dtype dl_dtype_of(uint32_t dtype)
 {
 	static const struct dl_dtype types[] = {
-		[HR_DTYPE_BOOL] = {6, 8, 1},	 [HR_DTYPE_U8] = {1, 8, 1},	    [HR_DTYPE_I8] = {0, 8, 1},
-		[HR_DTYPE_U16] = {1, 16, 1},	 [HR_DTYPE_I16] = {0, 16, 1},	    [HR_DTYPE_U32] = {1, 32, 1},
-		[HR_DTYPE_I32] = {0, 32, 1},	 [HR_DTYPE_U64] = {1, 64, 1},	    [HR_DTYPE_I64] = {0, 64, 1},
-		[HR_DTYPE_F16] = {2, 16, 1},	 [HR_DTYPE_BF16] = {4, 16, 1},	    [HR_DTYPE_F32] = {2, 32, 1},
-		[HR_DTYPE_F64] = {2, 64, 1},	 [HR_DTYPE_C64] = {5, 64, 1},	    [HR_DTYPE_F8_E5M2] = {12, 8, 1},
-		[HR_DTYPE_F8_E4M3] = {10, 8, 1}, [HR_DTYPE_F8_E8M0] = {14, 8, 1},   [HR_DTYPE_F8_E4M3FNUZ] = {11, 8, 1},
+		[HR_DTYPE_BOOL] = {6, 8, 1},         [HR_DTYPE_U8] = {1, 8, 1},
+		[HR_DTYPE_I8] = {0, 8, 1},           [HR_DTYPE_U16] = {1, 16, 1},
+		[HR_DTYPE_I16] = {0, 16, 1},         [HR_DTYPE_U32] = {1, 32, 1},
+		[HR_DTYPE_I32] = {0, 32, 1},         [HR_DTYPE_U64] = {1, 64, 1},
+		[HR_DTYPE_I64] = {0, 64, 1},         [HR_DTYPE_F16] = {2, 16, 1},
+		[HR_DTYPE_BF16] = {4, 16, 1},        [HR_DTYPE_F32] = {2, 32, 1},
+		[HR_DTYPE_F64] = {2, 64, 1},         [HR_DTYPE_C64] = {5, 64, 1},
+		[HR_DTYPE_F8_E5M2] = {12, 8, 1},     [HR_DTYPE_F8_E4M3] = {10, 8, 1},
+		[HR_DTYPE_F8_E8M0] = {14, 8, 1},     [HR_DTYPE_F8_E4M3FNUZ] = {11, 8, 1},
 		[HR_DTYPE_F8_E5M2FNUZ] = {13, 8, 1}, [HR_DTYPE_F4] = {17, 4, 2},
 	};
 
@@ -162,11 +168,13 @@ static bool stream_of(const struct array_object *self, PyObject *value, void **o
 	if (self->device.device_type == DL_CPU) {
 		if (stream == -1)
 			return true;
-		PyErr_SetString(PyExc_ValueError, "this tensor is in host memory, which has no streams: leave stream out");
+		PyErr_SetString(PyExc_ValueError,
+				"this tensor is in host memory, which has no streams: leave stream out");
 		return false;
 	}
 	if (stream == 0 || stream < -1) {
-		PyErr_Format(PyExc_ValueError, "%R is no CUDA stream: 1 is the legacy default stream, 2 the per-thread one", value);
+		PyErr_Format(PyExc_ValueError,
+			     "%R is no CUDA stream: 1 is the legacy default stream, 2 the per-thread one", value);
 		return false;
 	}
 	if (stream > 0)
@@ -180,7 +188,8 @@ static bool device_is_ours(const struct array_object *self, PyObject *value)
 
 	if (value == Py_None)
 		return true;
-	if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "ii;dl_device is a tuple (device type, device number)", &type, &id)) {
+	if (!PyTuple_Check(value) ||
+	    !PyArg_ParseTuple(value, "ii;dl_device is a tuple (device type, device number)", &type, &id)) {
 		if (!PyErr_Occurred())
 			PyErr_SetString(PyExc_TypeError, "dl_device is a tuple (device type, device number)");
 		return false;
@@ -214,12 +223,14 @@ static struct exported *export_new(struct array_object *self, void *stream, bool
 	struct exported *exported;
 
 	if (type.code == 255) {
-		PyErr_Format(PyExc_BufferError, "DLPack has no type for dtype %s: use the raw bytes (tobytes(), or memoryview on cpu)",
+		PyErr_Format(PyExc_BufferError,
+			     "DLPack has no type for dtype %s: use the raw bytes (tobytes(), or memoryview on cpu)",
 			     hr_dtype_name(self->dtype));
 		return NULL;
 	}
 	if (copy && self->device.device_type != DL_CPU) {
-		PyErr_SetString(PyExc_BufferError, "copies are made in host memory only: copy with the consuming library");
+		PyErr_SetString(PyExc_BufferError,
+				"copies are made in host memory only: copy with the consuming library");
 		return NULL;
 	}
 	exported = calloc(1, sizeof(*exported) + 2 * sizeof(int64_t) * (size_t)self->rank);
@@ -236,15 +247,15 @@ static struct exported *export_new(struct array_object *self, void *stream, bool
 	}
 	if (!fill_dims(self, exported, type)) {
 		let_go(exported);
-		PyErr_Format(PyExc_BufferError, "DLPack packs pairs of %s along the last dimension, which is odd here: use the raw bytes",
+		PyErr_Format(PyExc_BufferError,
+			     "DLPack packs pairs of %s along the last dimension, which is odd here: use the raw bytes",
 			     hr_dtype_name(self->dtype));
 		return NULL;
 	}
 	exported->device_type = self->device.device_type;
 	exported->stream = stream;
 	if (exported->copy) {
-		Py_BEGIN_ALLOW_THREADS
-		memcpy(exported->copy, hr_buffer_data(self->buffer), (size_t)self->bytes);
+		Py_BEGIN_ALLOW_THREADS memcpy(exported->copy, hr_buffer_data(self->buffer), (size_t)self->bytes);
 		Py_END_ALLOW_THREADS
 	} else if (!copy) {
 		exported->buffer = hr_buffer_acquire(self->buffer);
@@ -262,9 +273,11 @@ static PyObject *dlpack(struct array_object *self, PyObject *args, PyObject *kwa
 	bool copy;
 	void *stream;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", keywords, &stream_object, &version, &device, &copy_object))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", keywords, &stream_object, &version, &device,
+					 &copy_object))
 		return NULL;
-	if (version != Py_None && (!PyTuple_Check(version) || !PyArg_ParseTuple(version, "ii;max_version is (major, minor)", &major, &minor))) {
+	if (version != Py_None && (!PyTuple_Check(version) ||
+				   !PyArg_ParseTuple(version, "ii;max_version is (major, minor)", &major, &minor))) {
 		if (!PyErr_Occurred())
 			PyErr_SetString(PyExc_TypeError, "max_version is a tuple (major, minor)");
 		return NULL;
@@ -284,7 +297,8 @@ static PyObject *dlpack(struct array_object *self, PyObject *args, PyObject *kwa
 		.strides = self->rank ? exported->dims + self->rank : NULL,
 	};
 	if (major >= 1) {
-		exported->as.versioned = (struct dl_managed_versioned){1, 1, exported, delete_versioned, copy ? DL_FLAG_COPIED : 0, tensor};
+		exported->as.versioned = (struct dl_managed_versioned){
+			1, 1, exported, delete_versioned, copy ? DL_FLAG_COPIED : 0, tensor};
 		capsule = PyCapsule_New(&exported->as.versioned, "dltensor_versioned", destroy_versioned);
 	} else {
 		exported->as.old = (struct dl_managed){tensor, exported, delete_old};
@@ -301,15 +315,17 @@ static PyObject *dlpack_device(struct array_object *self, PyObject *unused)
 	return Py_BuildValue("ii", (int)self->device.device_type, (int)self->device.device_id);
 }
 
-/* ------------------------------------------------------------------------------------------------------- buffer protocol */
+/* ------------------------------------------------------------------------------------------------------- buffer
+ * protocol */
 
 /* The struct module's code of a dtype, or NULL: then only the bytes can be seen. */
 static const char *format_of(uint32_t dtype)
 {
 	static const char *const formats[] = {
-		[HR_DTYPE_BOOL] = "?", [HR_DTYPE_U8] = "B",  [HR_DTYPE_I8] = "b",  [HR_DTYPE_U16] = "H", [HR_DTYPE_I16] = "h",
-		[HR_DTYPE_U32] = "I",  [HR_DTYPE_I32] = "i", [HR_DTYPE_U64] = "Q", [HR_DTYPE_I64] = "q", [HR_DTYPE_F16] = "e",
-		[HR_DTYPE_F32] = "f",  [HR_DTYPE_F64] = "d", [HR_DTYPE_C64] = "Zf",
+		[HR_DTYPE_BOOL] = "?", [HR_DTYPE_U8] = "B",  [HR_DTYPE_I8] = "b",  [HR_DTYPE_U16] = "H",
+		[HR_DTYPE_I16] = "h",  [HR_DTYPE_U32] = "I", [HR_DTYPE_I32] = "i", [HR_DTYPE_U64] = "Q",
+		[HR_DTYPE_I64] = "q",  [HR_DTYPE_F16] = "e", [HR_DTYPE_F32] = "f", [HR_DTYPE_F64] = "d",
+		[HR_DTYPE_C64] = "Zf",
 	};
 
 	return dtype < sizeof(formats) / sizeof(formats[0]) ? formats[dtype] : NULL;
@@ -322,11 +338,13 @@ static int get_buffer(struct array_object *self, Py_buffer *view, int flags)
 
 	view->obj = NULL;
 	if (self->device.device_type != DL_CPU) {
-		PyErr_SetString(PyExc_BufferError, "this tensor is in a GPU's memory: use DLPack, or tobytes() for a copy");
+		PyErr_SetString(PyExc_BufferError,
+				"this tensor is in a GPU's memory: use DLPack, or tobytes() for a copy");
 		return -1;
 	}
 	if (!(flags & PyBUF_ND) || !format)
-		return PyBuffer_FillInfo(view, (PyObject *)self, self->bytes ? data_of(self) : nothing, (Py_ssize_t)self->bytes, 0, flags);
+		return PyBuffer_FillInfo(view, (PyObject *)self, self->bytes ? data_of(self) : nothing,
+					 (Py_ssize_t)self->bytes, 0, flags);
 	*view = (Py_buffer){
 		.buf = self->bytes ? data_of(self) : nothing,
 		.obj = Py_NewRef((PyObject *)self),
@@ -340,7 +358,8 @@ static int get_buffer(struct array_object *self, Py_buffer *view, int flags)
 	return 0;
 }
 
-/* --------------------------------------------------------------------------------------------------------------- methods */
+/* ---------------------------------------------------------------------------------------------------------------
+ * methods */
 
 static PyObject *get_shape(struct array_object *self, void *unused)
 {
@@ -393,11 +412,8 @@ static PyObject *tobytes(struct array_object *self, PyObject *unused)
 	if (!bytes)
 		return NULL;
 	to = PyBytes_AsString(bytes);
-	Py_BEGIN_ALLOW_THREADS
-	rc = self->bytes ? hr_buffer_read(self->buffer, 0, to, self->bytes) : 0;
-	Py_END_ALLOW_THREADS
-	if (!rc)
-		return bytes;
+	Py_BEGIN_ALLOW_THREADS rc = self->bytes ? hr_buffer_read(self->buffer, 0, to, self->bytes) : 0;
+	Py_END_ALLOW_THREADS if (!rc) return bytes;
 	Py_DECREF(bytes);
 	return native_fail(self->native);
 }
@@ -453,8 +469,9 @@ static PyType_Slot slots[] = {
 	{Py_bf_getbuffer, (void *)(uintptr_t)get_buffer},
 	{Py_tp_methods, methods},
 	{Py_tp_getset, properties},
-	{Py_tp_doc, "A tensor that was loaded. It owns its memory, which nothing else writes: keep it as long as you like.\n\n"
-		    "numpy.from_dlpack(array), torch.from_dlpack(array), memoryview(array) and their like share that memory and keep it."},
+	{Py_tp_doc,
+	 "A tensor that was loaded. It owns its memory, which nothing else writes: keep it as long as you like.\n\n"
+	 "numpy.from_dlpack(array), torch.from_dlpack(array), memoryview(array) and their like share that memory and keep it."},
 	{0, NULL},
 };
 

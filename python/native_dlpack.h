@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of DLPack's ABI (1.1) that Array speaks: both forms of a managed tensor. Layout and numbers are DLPack's own. */
+/* The part of DLPack's ABI (1.1) that Array speaks: both forms of a managed tensor. Layout and numbers are DLPack's
+ * own. */
 #ifndef HR_PYTHON_NATIVE_DLPACK_H
 #define HR_PYTHON_NATIVE_DLPACK_H
 

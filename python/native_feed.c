@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Feed: the iterator that Loader.feed() gives. One thread at a time may be inside; another one is told so, as generators do.
+ * Feed: the iterator that Loader.feed() gives. One thread at a time may be inside; another one is told so, as
+ * generators do.
  */
 #include "native.h"
 
 struct feed_object {
-	PyObject_HEAD
-	struct native *native;
+	PyObject_HEAD struct native *native;
 	hr_feed *feed; /* NULL after close() or the last tensor */
 	struct loader_object *loader;
 	bool in_use;
@@ -43,11 +43,8 @@ static PyObject *feed_new(struct loader_object *loader, hr_model *model, const s
 	self->loader = (struct loader_object *)Py_NewRef((PyObject *)loader);
 	self->in_use = false;
 	self->last_stats = NULL;
-	Py_BEGIN_ALLOW_THREADS
-	rc = hr_feed_open(loader->loader, model, opts, &self->feed);
-	Py_END_ALLOW_THREADS
-	if (!rc)
-		return (PyObject *)self;
+	Py_BEGIN_ALLOW_THREADS rc = hr_feed_open(loader->loader, model, opts, &self->feed);
+	Py_END_ALLOW_THREADS if (!rc) return (PyObject *)self;
 	native_fail(loader->native);
 	Py_DECREF((PyObject *)self);
 	return NULL;
@@ -82,8 +79,8 @@ PyObject *native_loader_feed(struct loader_object *self, PyObject *args, PyObjec
 	double seconds;
 	hr_model *model;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O$pKKO:feed", keywords, &model_object, &names, &given_order, &wait_stream,
-					 &signal_stream, &timeout) ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O$pKKO:feed", keywords, &model_object, &names, &given_order,
+					 &wait_stream, &signal_stream, &timeout) ||
 	    !native_seconds(timeout, &seconds))
 		return NULL;
 	if (PyUnicode_Check(names))
@@ -137,11 +134,9 @@ static bool close_within(struct feed_object *self, double until)
 		self->last_stats = native_stats(&stats);
 	PyErr_Clear();
 	for (;;) {
-		Py_BEGIN_ALLOW_THREADS
-		rc = hr_feed_close(self->feed, until >= 0 && native_now() >= until ? 0 : SLICE_MS);
-		Py_END_ALLOW_THREADS
-		if (rc != HR_E_BUSY || (until >= 0 && native_now() >= until))
-			break;
+		Py_BEGIN_ALLOW_THREADS rc = hr_feed_close(self->feed,
+							  until >= 0 && native_now() >= until ? 0 : SLICE_MS);
+		Py_END_ALLOW_THREADS if (rc != HR_E_BUSY || (until >= 0 && native_now() >= until)) break;
 		if (PyErr_CheckSignals() < 0)
 			return false;
 	}
@@ -160,13 +155,14 @@ static int next_slice_by_slice(struct feed_object *self, struct hr_tensor *tenso
 	/* As long as somebody is inside, close() of the loader waits for him, and he looks whether it does. */
 	self->loader->users++;
 	do {
-		Py_BEGIN_ALLOW_THREADS
-		rc = hr_feed_next(self->feed, tensor, buffer);
-		Py_END_ALLOW_THREADS
-		if (rc == HR_E_PENDING && self->loader->closing) {
+		Py_BEGIN_ALLOW_THREADS rc = hr_feed_next(self->feed, tensor, buffer);
+		Py_END_ALLOW_THREADS if (rc == HR_E_PENDING && self->loader->closing)
+		{
 			native_fail_with(self->native, HR_E_CANCELLED, "the loader is being closed");
 			rc = 1;
-		} else if (rc == HR_E_PENDING && PyErr_CheckSignals() < 0) {
+		}
+		else if (rc == HR_E_PENDING && PyErr_CheckSignals() < 0)
+		{
 			rc = 1;
 		}
 	} while (rc == HR_E_PENDING);
@@ -222,8 +218,8 @@ static PyObject *close_feed(struct feed_object *self, PyObject *args, PyObject *
 	double seconds;
 	bool good;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) || !native_seconds(timeout, &seconds) ||
-	    !take(self))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
+	    !native_seconds(timeout, &seconds) || !take(self))
 		return NULL;
 	good = !self->feed || close_within(self, seconds >= 0 ? native_now() + seconds : -1);
 	self->in_use = false;
@@ -265,7 +261,8 @@ static PyObject *leave(struct feed_object *self, PyObject *unused)
 }
 
 static PyMethodDef methods[] = {
-	{"stats", (PyCFunction)(void (*)(void))stats, METH_NOARGS, "stats($self)\n--\n\nWhat it has done so far, as a dict."},
+	{"stats", (PyCFunction)(void (*)(void))stats, METH_NOARGS,
+	 "stats($self)\n--\n\nWhat it has done so far, as a dict."},
 	{"close", (PyCFunction)(void (*)(void))close_feed, METH_VARARGS | METH_KEYWORDS,
 	 "close($self, timeout=None)\n--\n\nEnds the feed early. What it handed out stays good."},
 	{"__enter__", enter, METH_NOARGS, NULL},
@@ -278,7 +275,8 @@ static PyType_Slot slots[] = {
 	{Py_tp_iter, (void *)(uintptr_t)PyObject_SelfIter},
 	{Py_tp_iternext, (void *)(uintptr_t)next},
 	{Py_tp_methods, methods},
-	{Py_tp_doc, "An iterator of (TensorInfo, Array): tensors one after the other, each complete and in memory of its own."},
+	{Py_tp_doc,
+	 "An iterator of (TensorInfo, Array): tensors one after the other, each complete and in memory of its own."},
 	{0, NULL},
 };
 

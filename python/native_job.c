@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Job: one request, running. It holds its Loader, and `keep`: the memory that it writes. Both stay alive until nothing can write
- * there any more; if the Job is dropped before, they are parked with the handle.
+ * Job: one request, running. It holds its Loader, and `keep`: the memory that it writes. Both stay alive until nothing
+ * can write there any more; if the Job is dropped before, they are parked with the handle.
  */
 #include "native.h"
 
 struct job_object {
-	PyObject_HEAD
-	struct native *native;
+	PyObject_HEAD struct native *native;
 	hr_job *job; /* NULL after close() */
 	PyObject *loader;
 	PyObject *keep;
@@ -24,7 +23,8 @@ static bool read_of(const struct native *native, const hr_model *model, PyObject
 
 	if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OKOKK", &key, &offset, &length, &address, &room)) {
 		if (!PyErr_Occurred())
-			PyErr_Format(PyExc_TypeError, "a read is a tuple (name, offset, length, address, room), not %R", item);
+			PyErr_Format(PyExc_TypeError, "a read is a tuple (name, offset, length, address, room), not %R",
+				     item);
 		return false;
 	}
 	read->length = UINT64_MAX;
@@ -33,7 +33,8 @@ static bool read_of(const struct native *native, const hr_model *model, PyObject
 		if (PyErr_Occurred())
 			return false;
 		if (end < -1) {
-			PyErr_Format(PyExc_ValueError, "a read's length is %lld: give bytes, or None for the rest of the tensor", end);
+			PyErr_Format(PyExc_ValueError,
+				     "a read's length is %lld: give bytes, or None for the rest of the tensor", end);
 			return false;
 		}
 		if (end >= 0)
@@ -91,7 +92,8 @@ static struct job_object *job_new(struct loader_object *loader, PyObject *keep)
 	return self;
 }
 
-static PyObject *start(struct loader_object *loader, hr_model *model, PyObject *list, const struct hr_job_opts *opts, PyObject *keep)
+static PyObject *start(struct loader_object *loader, hr_model *model, PyObject *list, const struct hr_job_opts *opts,
+		       PyObject *keep)
 {
 	struct hr_read *reads = reads_of(loader->native, model, list);
 	struct job_object *self = reads ? job_new(loader, keep) : NULL;
@@ -101,10 +103,9 @@ static PyObject *start(struct loader_object *loader, hr_model *model, PyObject *
 		PyMem_Free(reads);
 		return NULL;
 	}
-	Py_BEGIN_ALLOW_THREADS
-	rc = hr_job_start(loader->loader, model, reads, (size_t)PyList_Size(list), opts, &self->job);
-	Py_END_ALLOW_THREADS
-	PyMem_Free(reads);
+	Py_BEGIN_ALLOW_THREADS rc = hr_job_start(loader->loader, model, reads, (size_t)PyList_Size(list), opts,
+						 &self->job);
+	Py_END_ALLOW_THREADS PyMem_Free(reads);
 	if (!rc)
 		return (PyObject *)self;
 	native_fail(loader->native);
@@ -120,8 +121,8 @@ PyObject *native_loader_start(struct loader_object *self, PyObject *args, PyObje
 	unsigned long long wait_stream = 0, signal_stream = 0;
 	hr_model *model;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OKKO:start", keywords, &model_object, &sequence, &keep, &wait_stream,
-					 &signal_stream, &timeout) ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OKKO:start", keywords, &model_object, &sequence, &keep,
+					 &wait_stream, &signal_stream, &timeout) ||
 	    !deadline_of(timeout, &opts.io_timeout_ms))
 		return NULL;
 	opts.wait_stream = (void *)(uintptr_t)wait_stream;
@@ -170,7 +171,8 @@ static PyObject *wait_job(struct job_object *self, PyObject *args, PyObject *kwa
 	double seconds;
 	bool good;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:wait", keywords, &timeout) || !native_seconds(timeout, &seconds))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:wait", keywords, &timeout) ||
+	    !native_seconds(timeout, &seconds))
 		return NULL;
 	if (!is_open(self))
 		return NULL;
@@ -230,11 +232,8 @@ static bool close_within(struct job_object *self, double until)
 
 	hr_job_cancel(self->job);
 	for (;;) {
-		Py_BEGIN_ALLOW_THREADS
-		rc = hr_job_wait(self->job, until >= 0 && native_now() >= until ? 0 : SLICE_MS);
-		Py_END_ALLOW_THREADS
-		if (rc != HR_E_PENDING || (until >= 0 && native_now() >= until))
-			break;
+		Py_BEGIN_ALLOW_THREADS rc = hr_job_wait(self->job, until >= 0 && native_now() >= until ? 0 : SLICE_MS);
+		Py_END_ALLOW_THREADS if (rc != HR_E_PENDING || (until >= 0 && native_now() >= until)) break;
 		if (PyErr_CheckSignals() < 0)
 			return false;
 	}
@@ -244,7 +243,8 @@ static bool close_within(struct job_object *self, double until)
 	}
 	if (!native_wait_unused(&self->users, until)) {
 		if (!PyErr_Occurred())
-			native_fail_with(self->native, HR_E_BUSY, "another thread is still inside a call with this job");
+			native_fail_with(self->native, HR_E_BUSY,
+					 "another thread is still inside a call with this job");
 		return false;
 	}
 	hr_job_close(self->job, HR_FOREVER); /* settled: it does not wait */
@@ -259,7 +259,8 @@ static PyObject *close_job(struct job_object *self, PyObject *args, PyObject *kw
 	double seconds;
 	bool good;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) || !native_seconds(timeout, &seconds))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
+	    !native_seconds(timeout, &seconds))
 		return NULL;
 	if (!self->job)
 		Py_RETURN_NONE;
@@ -298,8 +299,10 @@ static PyMethodDef methods[] = {
 	 "writes there any more.\n\n"
 	 "timeout: seconds. When it is over first, headrace.Unfinished (a TimeoutError) is raised and the job goes on: its memory is\n"
 	 "still being written. Ctrl-C cancels the job and waits until nothing can write any more."},
-	{"cancel", (PyCFunction)(void (*)(void))cancel, METH_NOARGS, "cancel($self)\n--\n\nAsks the job to end early. Does not wait."},
-	{"stats", (PyCFunction)(void (*)(void))stats, METH_NOARGS, "stats($self)\n--\n\nWhat it has done so far, as a dict."},
+	{"cancel", (PyCFunction)(void (*)(void))cancel, METH_NOARGS,
+	 "cancel($self)\n--\n\nAsks the job to end early. Does not wait."},
+	{"stats", (PyCFunction)(void (*)(void))stats, METH_NOARGS,
+	 "stats($self)\n--\n\nWhat it has done so far, as a dict."},
 	{"fileno", (PyCFunction)(void (*)(void))fileno_of, METH_NOARGS,
 	 "fileno($self)\n--\n\nA file descriptor that becomes readable when the job has settled, for select. Do not close it."},
 	{"close", (PyCFunction)(void (*)(void))close_job, METH_VARARGS | METH_KEYWORDS,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loader: one device, one pool of staging memory, the engines and their threads. Its methods enter and leave (native_loader_enter),
- * so that close() can wait for whoever is inside: `closing` makes them end early, and lets nobody in.
+ * Loader: one device, one pool of staging memory, the engines and their threads. Its methods enter and leave
+ * (native_loader_enter), so that close() can wait for whoever is inside: `closing` makes them end early, and lets
+ * nobody in.
  */
 #include "native.h"
 
@@ -42,19 +43,17 @@ static int open_both(struct loader_object *self, const char *device, const struc
 	struct hr_device_info info = HR_DEVICE_INFO_INIT;
 	int rc;
 
-	Py_BEGIN_ALLOW_THREADS
-	rc = hr_device_open(device, &self->device);
+	Py_BEGIN_ALLOW_THREADS rc = hr_device_open(device, &self->device);
 	if (!rc)
 		rc = hr_device_info(self->device, &info);
 	if (!rc)
 		rc = hr_loader_open(self->device, opts, &self->loader);
-	Py_END_ALLOW_THREADS
-	memcpy(self->device_name, info.spec, sizeof(self->device_name));
+	Py_END_ALLOW_THREADS memcpy(self->device_name, info.spec, sizeof(self->device_name));
 	self->device_name[sizeof(self->device_name) - 1] = 0;
 	return rc;
 }
 
-static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	static char *keywords[] = {"device", "staging_bytes", "slot_bytes", "engine", "caching", "readers", NULL};
 	struct native *native = native_of(type);
@@ -64,10 +63,11 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	struct loader_object *self;
 	unsigned long n = 0;
 
-	if (!native || !PyArg_ParseTupleAndKeywords(args, kwargs, "|s$OOzsO:Loader", keywords, &device, &staging, &slot, &engine,
-						    &caching, &readers))
+	if (!native || !PyArg_ParseTupleAndKeywords(args, kwargs, "|s$OOzsO:Loader", keywords, &device, &staging, &slot,
+						    &engine, &caching, &readers))
 		return NULL;
-	if (!native_size(staging, &opts.staging_bytes) || !native_size(slot, &opts.slot_bytes) || !caching_of(caching, &opts.caching))
+	if (!native_size(staging, &opts.staging_bytes) || !native_size(slot, &opts.slot_bytes) ||
+	    !caching_of(caching, &opts.caching))
 		return NULL;
 	if (readers != Py_None) {
 		n = PyLong_AsUnsignedLong(readers);
@@ -107,16 +107,15 @@ static void dealloc(struct loader_object *self)
 	Py_DECREF(type);
 }
 
-/* ------------------------------------------------------------------------------------------------------- waiting for jobs */
+/* ------------------------------------------------------------------------------------------------------- waiting
+ * for jobs */
 
 static int wait_slice(hr_job *job, uint32_t timeout_ms)
 {
 	int rc;
 
-	Py_BEGIN_ALLOW_THREADS
-	rc = hr_job_wait(job, timeout_ms);
-	Py_END_ALLOW_THREADS
-	return rc;
+	Py_BEGIN_ALLOW_THREADS rc = hr_job_wait(job, timeout_ms);
+	Py_END_ALLOW_THREADS return rc;
 }
 
 bool native_job_settle(const struct native *native, hr_job *job, const bool *closing, double timeout)
@@ -153,10 +152,9 @@ static bool read_whole(struct loader_object *self, hr_model *model, const struct
 	bool good;
 	int rc;
 
-	Py_BEGIN_ALLOW_THREADS
-	rc = hr_job_start(self->loader, model, read, 1, NULL, &job);
-	Py_END_ALLOW_THREADS
-	if (rc) {
+	Py_BEGIN_ALLOW_THREADS rc = hr_job_start(self->loader, model, read, 1, NULL, &job);
+	Py_END_ALLOW_THREADS if (rc)
+	{
 		native_fail(self->native);
 		return false;
 	}
@@ -174,13 +172,10 @@ static PyObject *get_entered(struct loader_object *self, hr_model *model, PyObje
 
 	if (!native_tensor_number(self->native, model, key, &read.tensor))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS
-	rc = hr_model_tensor(model, read.tensor, &tensor);
+	Py_BEGIN_ALLOW_THREADS rc = hr_model_tensor(model, read.tensor, &tensor);
 	if (!rc)
 		rc = hr_buffer_new(self->loader, tensor.bytes, &buffer);
-	Py_END_ALLOW_THREADS
-	if (rc)
-		return native_fail(self->native);
+	Py_END_ALLOW_THREADS if (rc) return native_fail(self->native);
 	read.dst = hr_buffer_data(buffer);
 	read.dst_bytes = tensor.bytes;
 	if (!read_whole(self, model, &read)) {
@@ -213,7 +208,8 @@ static PyObject *read_into(struct loader_object *self, PyObject *args)
 	hr_model *model;
 	bool good = false;
 
-	if (!PyArg_ParseTuple(args, "OOKK:read_into", &model_object, &key, &address, &room) || !native_loader_enter(self))
+	if (!PyArg_ParseTuple(args, "OOKK:read_into", &model_object, &key, &address, &room) ||
+	    !native_loader_enter(self))
 		return NULL;
 	model = native_model(self->native, model_object);
 	if (model && native_tensor_number(self->native, model, key, &read.tensor)) {
@@ -241,17 +237,18 @@ static PyObject *stats(struct loader_object *self, PyObject *unused)
 	return rc ? native_fail(self->native) : native_stats(&found);
 }
 
-/* --------------------------------------------------------------------------------------------------------------- closing */
+/* ---------------------------------------------------------------------------------------------------------------
+ * closing */
 
 static int close_slice(hr_loader *loader, double until)
 {
 	double left = until >= 0 ? until - native_now() : 1;
 	int rc;
 
-	Py_BEGIN_ALLOW_THREADS
-	rc = hr_loader_close(loader, left <= 0 ? 0 : left * 1000 < SLICE_MS ? (uint32_t)(left * 1000) + 1 : SLICE_MS);
-	Py_END_ALLOW_THREADS
-	return rc;
+	Py_BEGIN_ALLOW_THREADS rc = hr_loader_close(loader, left <= 0                ? 0
+							    : left * 1000 < SLICE_MS ? (uint32_t)(left * 1000) + 1
+										     : SLICE_MS);
+	Py_END_ALLOW_THREADS return rc;
 }
 
 static bool close_within(struct loader_object *self, double until)
@@ -260,7 +257,8 @@ static bool close_within(struct loader_object *self, double until)
 
 	if (!native_wait_unused(&self->users, until)) {
 		if (!PyErr_Occurred())
-			native_fail_with(self->native, HR_E_BUSY, "another thread is still inside a call with this loader; nothing was closed");
+			native_fail_with(self->native, HR_E_BUSY,
+					 "another thread is still inside a call with this loader; nothing was closed");
 		return false;
 	}
 	for (;;) {
@@ -287,7 +285,8 @@ static PyObject *close_loader(struct loader_object *self, PyObject *args, PyObje
 	double seconds;
 	bool good;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) || !native_seconds(timeout, &seconds))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
+	    !native_seconds(timeout, &seconds))
 		return NULL;
 	if (!self->loader)
 		Py_RETURN_NONE;
@@ -367,19 +366,20 @@ static PyGetSetDef properties[] = {
 };
 
 static PyType_Slot slots[] = {
-	{Py_tp_new, (void *)(uintptr_t)new},
+	{Py_tp_new, (void *)(uintptr_t) new},
 	{Py_tp_dealloc, (void *)(uintptr_t)dealloc},
 	{Py_tp_methods, methods},
 	{Py_tp_getset, properties},
-	{Py_tp_doc, "Loader(device=\"cpu\", *, staging_bytes=None, slot_bytes=None, engine=None, caching=\"auto\", readers=None)\n--\n\n"
-		    "The thing that moves bytes: one device, one pool of staging memory, and threads. Good in any thread, for any number\n"
-		    "of models; not in a forked child.\n\n"
-		    "device: \"cpu\", \"cuda\" or \"cuda:N\".\n"
-		    "staging_bytes: all the staging memory there will ever be, in bytes or as \"64MiB\" (the default).\n"
-		    "slot_bytes: one read at most.\n"
-		    "engine: \"pread\", \"uring\"; one asked for by name works or fails. None: chosen for each range.\n"
-		    "caching: \"fill\" reads through the page cache, \"bypass\" around it; \"auto\" decides for each range.\n"
-		    "readers: threads for blocking reads."},
+	{Py_tp_doc,
+	 "Loader(device=\"cpu\", *, staging_bytes=None, slot_bytes=None, engine=None, caching=\"auto\", readers=None)\n--\n\n"
+	 "The thing that moves bytes: one device, one pool of staging memory, and threads. Good in any thread, for any number\n"
+	 "of models; not in a forked child.\n\n"
+	 "device: \"cpu\", \"cuda\" or \"cuda:N\".\n"
+	 "staging_bytes: all the staging memory there will ever be, in bytes or as \"64MiB\" (the default).\n"
+	 "slot_bytes: one read at most.\n"
+	 "engine: \"pread\", \"uring\"; one asked for by name works or fails. None: chosen for each range.\n"
+	 "caching: \"fill\" reads through the page cache, \"bypass\" around it; \"auto\" decides for each range.\n"
+	 "readers: threads for blocking reads."},
 	{0, NULL},
 };
 

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Model: a checkpoint whose headers have been read and checked. The handle is immutable and counted, so each call takes a
- * reference of its own, and close() in one thread never pulls it away under another.
+ * Model: a checkpoint whose headers have been read and checked. The handle is immutable and counted, so each call
+ * takes a reference of its own, and close() in one thread never pulls it away under another.
  */
 #include "native.h"
 
 #include <string.h>
 
-/* ---------------------------------------------------------------------------------------------------------- descriptions */
+/* ----------------------------------------------------------------------------------------------------------
+ * descriptions */
 
 static PyStructSequence_Field tensor_fields[] = {
 	{"name", "as the header spells it"},
@@ -20,7 +21,8 @@ static PyStructSequence_Field tensor_fields[] = {
 	{"index", "its number in the model"},
 	{NULL, NULL},
 };
-static PyStructSequence_Desc tensor_desc = {"headrace.TensorInfo", "A tensor, as its shard's header describes it.", tensor_fields, 7};
+static PyStructSequence_Desc tensor_desc = {"headrace.TensorInfo", "A tensor, as its shard's header describes it.",
+					    tensor_fields, 7};
 
 static PyStructSequence_Field shard_fields[] = {
 	{"path", "as opened"},
@@ -39,7 +41,8 @@ static bool add_sequence(PyObject *module, PyTypeObject **out, PyStructSequence_
 
 bool native_model_types(struct native *native, PyObject *module)
 {
-	return add_sequence(module, &native->tensor_type, &tensor_desc) && add_sequence(module, &native->shard_type, &shard_desc);
+	return add_sequence(module, &native->tensor_type, &tensor_desc) &&
+	       add_sequence(module, &native->shard_type, &shard_desc);
 }
 
 static PyObject *decode(const char *bytes, size_t length)
@@ -94,7 +97,8 @@ PyObject *native_tensor_info(const struct native *native, const struct hr_tensor
 	return sequence_of(native->tensor_type, values, sizeof(values) / sizeof(values[0]));
 }
 
-/* --------------------------------------------------------------------------------------------------------------- opening */
+/* ---------------------------------------------------------------------------------------------------------------
+ * opening */
 
 /* The bytes objects of a list of paths, or NULL with an exception. */
 static PyObject *paths_of(PyObject *source)
@@ -123,8 +127,7 @@ static int open_list(PyObject *list, const struct hr_model_opts *opts, hr_model 
 	for (size_t i = 0; paths && i < n; i++)
 		paths[i] = PyBytes_AsString(PyList_GetItem(list, (Py_ssize_t)i));
 	if (paths) {
-		Py_BEGIN_ALLOW_THREADS
-		rc = hr_model_open_files(paths, n, opts, out);
+		Py_BEGIN_ALLOW_THREADS rc = hr_model_open_files(paths, n, opts, out);
 		Py_END_ALLOW_THREADS
 	}
 	PyMem_Free(paths);
@@ -136,10 +139,8 @@ static int open_name(PyObject *bytes, const struct hr_model_opts *opts, hr_model
 	const char *name = PyBytes_AsString(bytes);
 	int rc;
 
-	Py_BEGIN_ALLOW_THREADS
-	rc = hr_model_open(name, opts, out);
-	Py_END_ALLOW_THREADS
-	return rc;
+	Py_BEGIN_ALLOW_THREADS rc = hr_model_open(name, opts, out);
+	Py_END_ALLOW_THREADS return rc;
 }
 
 PyObject *native_open(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -229,7 +230,8 @@ bool native_tensor_number(const struct native *native, const hr_model *model, Py
 	return rc == 0;
 }
 
-/* --------------------------------------------------------------------------------------------------------------- methods */
+/* ---------------------------------------------------------------------------------------------------------------
+ * methods */
 
 /* One description of each tensor, made once. */
 static PyObject *all_tensors(struct model_object *self, hr_model *model)
@@ -317,7 +319,8 @@ static PyObject *get_shards(struct model_object *self, void *unused)
 		if (hr_model_shard(model, i, &shard)) {
 			native_fail(self->native);
 		} else {
-			PyObject *values[] = {PyUnicode_DecodeFSDefault(shard.path), PyLong_FromUnsignedLongLong(shard.bytes),
+			PyObject *values[] = {PyUnicode_DecodeFSDefault(shard.path),
+					      PyLong_FromUnsignedLongLong(shard.bytes),
 					      PyLong_FromUnsignedLongLong(shard.data_offset),
 					      PyLong_FromUnsignedLongLong(shard.n_tensors)};
 
@@ -430,12 +433,9 @@ static PyObject *read_shard(struct model_object *self, PyObject *args)
 		return NULL;
 	}
 	to = PyBytes_AsString(bytes);
-	Py_BEGIN_ALLOW_THREADS
-	rc = hr_model_read_shard(model, shard, offset, to, (size_t)length);
+	Py_BEGIN_ALLOW_THREADS rc = hr_model_read_shard(model, shard, offset, to, (size_t)length);
 	hr_model_close(model);
-	Py_END_ALLOW_THREADS
-	if (!rc)
-		return bytes;
+	Py_END_ALLOW_THREADS if (!rc) return bytes;
 	Py_DECREF(bytes);
 	return native_fail(self->native);
 }
@@ -517,7 +517,8 @@ static PyObject *repr(struct model_object *self)
 	if (!self->model)
 		return PyUnicode_FromString("<headrace.Model, closed>");
 	return PyUnicode_FromFormat("<headrace.Model of %llu tensors in %u shards>",
-				    (unsigned long long)hr_model_n_tensors(self->model), hr_model_n_shards(self->model));
+				    (unsigned long long)hr_model_n_tensors(self->model),
+				    hr_model_n_shards(self->model));
 }
 
 static PyMethodDef methods[] = {
@@ -553,8 +554,9 @@ static PyType_Slot slots[] = {
 	{Py_sq_contains, (void *)(uintptr_t)contains},
 	{Py_tp_methods, methods},
 	{Py_tp_getset, properties},
-	{Py_tp_doc, "A checkpoint whose headers were all read and checked. Immutable, good in any thread and in a forked child.\n\n"
-		    "len(), `in` and iteration are about the tensors' names. Made by headrace.open()."},
+	{Py_tp_doc,
+	 "A checkpoint whose headers were all read and checked. Immutable, good in any thread and in a forked child.\n\n"
+	 "len(), `in` and iteration are about the tensors' names. Made by headrace.open()."},
 	{0, NULL},
 };
 

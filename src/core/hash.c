@@ -5,7 +5,8 @@
 #include "mem.h"
 #include "os.h"
 
-/* The plain functions, which a later OpenSSL would rather not see used: through EVP, a static libcrypto brings megabytes along. */
+/* The plain functions, which a later OpenSSL would rather not see used: through EVP, a static libcrypto brings
+ * megabytes along. */
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include <openssl/sha.h>
 #include <string.h>

@@ -30,8 +30,8 @@ struct hr_feed {
 	size_t n_ready;        /* spans below it have arrived, and their file was compared since */
 	hr_buffer **bound;     /* of spans next .. end - 1, from first_bound on */
 	size_t first_bound, max_bound;
-	uint32_t timeout_ms;   /* of one hr_feed_next(); 0 = none */
-	bool is_over;          /* its failure has been told */
+	uint32_t timeout_ms; /* of one hr_feed_next(); 0 = none */
+	bool is_over;        /* its failure has been told */
 };
 
 /* All tensors, or those asked for, as reads. */
@@ -262,8 +262,8 @@ static void release_bound(struct hr_feed *feed)
 	feed->next = feed->end;
 }
 
-/* Waits until the next tensor's last byte is in place. Answers up to which span all that are bound and of the same file have
- * arrived: one look at the file afterwards is good for them all. 0: the job has failed, or time was up. */
+/* Waits until the next tensor's last byte is in place. Answers up to which span all that are bound and of the same
+ * file have arrived: one look at the file afterwards is good for them all. 0: the job has failed, or time was up. */
 static size_t wait_arrived(struct hr_feed *feed)
 {
 	struct hr_job *job = feed->job;
@@ -318,7 +318,8 @@ static int make_ready(struct hr_feed *feed)
 	int rc;
 
 	if (!n_arrived && !feed->job->code)
-		return hr__fail(HR_E_PENDING, "the next tensor has not arrived within %" PRIu32 " ms; the feed goes on", feed->timeout_ms);
+		return hr__fail(HR_E_PENDING, "the next tensor has not arrived within %" PRIu32 " ms; the feed goes on",
+				feed->timeout_ms);
 	if (!n_arrived)
 		return tell_failure(feed);
 	rc = check_before_handing_out(feed);
