@@ -153,7 +153,7 @@ static void put_hex(FILE *out, const struct hr_digest *digest)
 
 void cli_digest_put_shard(FILE *out, const struct hr_digest *digest, const char *path)
 {
-	if (strpbrk(path, "\\\n"))
+	if (strpbrk(path, "\\\n\r"))
 		putc('\\', out);
 	put_hex(out, digest);
 	fputs("  ", out);
@@ -162,6 +162,8 @@ void cli_digest_put_shard(FILE *out, const struct hr_digest *digest, const char 
 			fputs("\\\\", out);
 		else if (*c == '\n')
 			fputs("\\n", out);
+		else if (*c == '\r')
+			fputs("\\r", out);
 		else
 			putc(*c, out);
 	}
@@ -234,6 +236,8 @@ static bool unescape(char *text, size_t *len)
 				return false;
 			if (text[i] == 'n') {
 				c = '\n';
+			} else if (text[i] == 'r') {
+				c = '\r';
 			} else if (text[i] == 'x' && i + 2 < *len && hex_value(text[i + 1]) >= 0 &&
 				   hex_value(text[i + 2]) >= 0) {
 				c = (char)(hex_value(text[i + 1]) << 4 | hex_value(text[i + 2]));
