@@ -49,6 +49,13 @@ LINES = [
     ["*[[[[[", "[[[[[["], ["[]-a]*", "]"], ["[!]", "[!]"], ["\\*\\", "*\\"], ["a*b*c", "aXbYbZc"], ["[z-a]", "m"], ["[^a-]", "-"],
 ]
 
+HEX = "00ff9a0B" * 8
+DIGESTS = [
+    "", "#", "# a comment", "\n", "\r\n", HEX, HEX + "  ", HEX + "  m.safetensors\n", HEX + " *m.safetensors\r\n", "\\" + HEX + "  a\\nb\\\\c\n",
+    "\\" + HEX + "  a\\", "\\" + HEX + "  a\\r", "#tensor " + HEX + "  w", "#tensor " + HEX + "  a\\x1b\\xff\\n\\\\\n", "#tensor " + HEX + "  \\x4",
+    "#tensor " + HEX + "  \\xg0", "#tensor " + HEX[1:] + "  w", HEX[:-1] + "g  m", HEX + "\tm", "\u202e\x1b[2J\0b", "sha256:" + HEX, "\\", "#tensor ",
+]
+
 
 def command_lines():
     """The examples of every command's help, without what a shell would do with the output; then the lines above."""
@@ -61,6 +68,8 @@ def command_lines():
 
 
 def contents(target):
+    if target == "digests":
+        return [text.encode() for text in DIGESTS]
     if target == "args":
         return ["\0".join(words).encode() + b"\0" for words in command_lines()]
     if target == "index":
