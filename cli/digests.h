@@ -8,8 +8,8 @@
  *     # anything else                      a comment to both
  *
  * In a path, backslash, newline and carriage return are written \\, \n and \r and the line starts with a backslash, as
- * sha256sum does it. In a tensor's name, backslash and newline are written \\ and \n, what a terminal must not get byte by
- * byte as \xHH.
+ * sha256sum does it. In a tensor's name, backslash and newline are written \\ and \n, what a terminal must not get
+ * byte by byte as \xHH.
  */
 #ifndef HR_CLI_DIGESTS_H
 #define HR_CLI_DIGESTS_H
