@@ -23,14 +23,19 @@ from headrace._native import version as __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headrace._load import feed, load
+    from headrace._safe_open import safe_open
+    from headrace._safetensor_error import SafetensorError
 
 __all__ = [
-    "Array", "Error", "Feed", "Job", "Loader", "Model", "ShardInfo", "SourceNotFound", "TensorInfo", "TensorNotFound", "Unfinished",
-    "feed", "load", "open", "parse_size", "probe",
+    "Array", "Error", "Feed", "Job", "Loader", "Model", "SafetensorError", "ShardInfo", "SourceNotFound", "TensorInfo", "TensorNotFound",
+    "Unfinished", "feed", "load", "open", "parse_size", "probe", "safe_open",
 ]  # fmt: skip
 
 # What is imported when it is first used, so that `import headrace` stays quick.
-_LATER = {"feed": "headrace._load", "load": "headrace._load"}
+_LATER = {
+    "feed": "headrace._load", "load": "headrace._load", "safe_open": "headrace._safe_open",
+    "SafetensorError": "headrace._safetensor_error",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
