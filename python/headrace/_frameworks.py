@@ -29,7 +29,10 @@ class Framework(Protocol):
 
     name: str
     device: str  #: of the loader
-    stream: int  #: that reads are ordered with; 0: none
+
+    @property
+    def stream(self) -> int:
+        """What reads are ordered with; 0: nothing."""
 
     def check(self, dtype: str, shape: tuple[int, ...]) -> None:
         """Raises what the framework cannot hold."""
@@ -88,7 +91,7 @@ class Numpy:
         kind = self.np.dtype(f"u{item}")
         strides = tuple(stride * item for stride in view.strides)
         source = self.np.lib.stride_tricks.as_strided(scratch.view(kind), view.sizes, strides)
-        memory.view(kind)[at : at + view.count].reshape(view.sizes)[...] = source
+        memory.view(kind)[at : at + view.n_elements].reshape(view.sizes)[...] = source
 
     def view(self, shape: tuple[int, ...], index: Any, tensor: str) -> View | None:
         return strict_view(shape, index, tensor)
@@ -135,7 +138,7 @@ class Torch:
     def pick(self, memory: Any, at: int, scratch: Any, view: View, item: int) -> None:
         kind = {1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32, 8: self.torch.int64}[item]
         source = scratch.view(kind).as_strided(view.sizes, view.strides)
-        memory.view(kind)[at : at + view.count].view(view.sizes).copy_(source)
+        memory.view(kind)[at : at + view.n_elements].view(view.sizes).copy_(source)
 
     def view(self, shape: tuple[int, ...], index: Any, tensor: str) -> View | None:
         items = index if isinstance(index, tuple) else (index,)

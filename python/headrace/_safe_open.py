@@ -101,6 +101,8 @@ class _Opened:
         with _lock:
             if self._loader is not None and self.key[0] == os.getpid():
                 return self._loader
+        if self.framework.device != "cpu":
+            self.framework.empty(0)  # torch tells what is wrong with its device in its own words
         key, loader = _acquire_loader(self.framework.device, self.options)
         with _lock:
             if self._loader is None or self.key[0] != os.getpid():
@@ -138,8 +140,8 @@ class _Opened:
     def part(self, info: native.TensorInfo, view: View, item: int) -> Any:
         """Reads a view of a tensor into new memory; only the bytes that it needs, and holes that are cheaper to read than to leave out."""
         framework = self.framework
-        memory = framework.empty(view.count * item)
-        if view.count:
+        memory = framework.empty(view.n_elements * item)
+        if view.n_elements:
             reads = _Reads(self, info, framework.address(memory), memory, item)
             for block, at in blocks(view, item):
                 reads.add(block, at)

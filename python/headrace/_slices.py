@@ -25,7 +25,7 @@ class View(NamedTuple):
     strides: tuple[int, ...]
 
     @property
-    def count(self) -> int:
+    def n_elements(self) -> int:
         """How many elements."""
         product = 1
         for size in self.sizes:
@@ -35,12 +35,12 @@ class View(NamedTuple):
     @property
     def reach(self) -> int:
         """Elements from the first to the last, both included."""
-        return 1 + sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides)) if self.count else 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides)) if self.n_elements else 0
 
     @property
     def is_dense(self) -> bool:
         """Whether it is one run of elements."""
-        return self.count == self.reach
+        return self.n_elements == self.reach
 
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ def blocks(view: View, item_bytes: int) -> Iterator[tuple[View, int]]:
     A dense block is read straight to where it goes. Another one has only small holes and reaches over at most BLOCK_BYTES: it is
     read as a whole, and its elements are picked out afterwards.
     """
-    if not view.count:
+    if not view.n_elements:
         return
     pairs = [(size, stride) for size, stride in zip(view.sizes, view.strides) if size != 1]
     plain = View(view.first, tuple(size for size, _ in pairs), tuple(stride for _, stride in pairs))
@@ -150,7 +150,7 @@ def _cut(view: View, item_bytes: int, at: int) -> Iterator[tuple[View, int]]:
     for start in range(0, size, rows):
         n = min(rows, size - start)
         part = View(view.first + start * stride, (n, *row.sizes), view.strides)
-        begin = at + start * row.count
+        begin = at + start * row.n_elements
         if n > 1:
             yield part, begin
         else:

@@ -84,7 +84,7 @@ def _aliases(tensors: dict[str, torch.Tensor], preferred: set[str]) -> dict[str,
 
 
 def _reach(tensor: torch.Tensor) -> int:
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return 1 + int(sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())))
 
 
 def _overlapping(areas: list[tuple[int, int, str]]) -> list[list[str]]:
@@ -101,4 +101,4 @@ def _overlapping(areas: list[tuple[int, int, str]]) -> list[list[str]]:
 
 def _is_whole(tensor: torch.Tensor) -> bool:
     storage = tensor.untyped_storage()
-    return tensor.data_ptr() == storage.data_ptr() and tensor.numel() * tensor.element_size() == storage.nbytes()
+    return bool(tensor.data_ptr() == storage.data_ptr() and tensor.numel() * tensor.element_size() == storage.nbytes())

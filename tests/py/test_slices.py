@@ -16,7 +16,7 @@ SEED = int(os.environ.get("HR_SEED", random.SystemRandom().randrange(2**32)))
 def gathered(shape, view, item):
     """The view's elements as the blocks give them."""
     flat = numpy.arange(math.prod(shape))
-    result = numpy.full(view.count, -1)
+    result = numpy.full(view.n_elements, -1)
     last = -1
     for block, at in _slices.blocks(view, item):
         assert block.first > last, "blocks go forwards through the file"
@@ -26,8 +26,8 @@ def gathered(shape, view, item):
         if not block.is_dense:
             assert block.reach * item <= _slices.BLOCK_BYTES
             part = numpy.lib.stride_tricks.as_strided(part, block.sizes, [8 * s for s in block.strides]).reshape(-1)
-        assert (result[at : at + block.count] == -1).all(), "no element comes twice"
-        result[at : at + block.count] = part
+        assert (result[at : at + block.n_elements] == -1).all(), "no element comes twice"
+        result[at : at + block.n_elements] = part
     return result.reshape(view.sizes)
 
 
@@ -59,7 +59,7 @@ def test_rows_of_a_large_tensor_are_one_range():
 def test_half_of_each_long_row_is_read_without_the_other_half():
     view = _slices.strict_view((100, 1 << 20), (slice(None), slice(0, 1 << 19)))
     parts = list(_slices.blocks(view, 2))
-    assert len(parts) == 100 and sum(b.reach for b, _ in parts) == view.count
+    assert len(parts) == 100 and sum(b.reach for b, _ in parts) == view.n_elements
 
 
 def test_a_narrow_column_is_read_in_blocks_of_bounded_size():
