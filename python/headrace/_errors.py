@@ -37,6 +37,9 @@ class Unfinished(Error, TimeoutError):
     """A wait expired, or storage did not answer in time."""
 
 
+for _class in (Error, SourceNotFound, TensorNotFound, Unfinished):
+    _class.__module__ = "headrace"  # as tracebacks name it
+
 _ERRNO = {
     "HR_E_NOTFOUND": errno.ENOENT, "HR_E_CHANGED": errno.ESTALE, "HR_E_PENDING": errno.ETIMEDOUT, "HR_E_TIMEDOUT": errno.ETIMEDOUT,
     "HR_E_CANCELLED": errno.ECANCELED, "HR_E_BUSY": errno.EBUSY, "HR_E_UNSUPPORTED": errno.ENOTSUP, "HR_E_DEVICE": errno.EIO,
