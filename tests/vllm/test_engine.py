@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real vLLM, on the CPU, with --load-format headrace, against its own loader: test_engine.py [TEST...]
+
+All engines live one after another in this process. The oracle is the SHA-256 of each parameter and buffer right after the
+weights were loaded; the sentence alone is a weak one (vLLM serves memory that nobody filled, and it may hold the right bytes).
+"""
+import os
+import sys
+
+import harness
+
+if __name__ == "__main__" and os.environ.get("HR_VLLM_TEST") != "1":
+    with harness.scratch_folder() as made:
+        environment = {**harness.quiet_environment(made), "HR_VLLM_TEST": "1", "HR_VLLM_SCRATCH": made}
+        sys.exit(os.spawnve(os.P_WAIT, sys.executable, [sys.executable, *sys.argv], environment))
+
+import json
+import shutil
+
+import checkpoints as ck
+import torch
+from harness import Log, Skip, digests, engine, error_of, loaded_digest, say
+
+scratch = os.environ.get("HR_VLLM_SCRATCH", "/var/tmp")
+LENGTH = len(ck.SENTENCE) - ck.PROMPT_WORDS
+Q = "model.layers.0.self_attn.q_proj.weight"
+_cache = {}
+
+
+def at(name):
+    return os.path.join(scratch, name)
+
+
+def weights():
+    if "weights" not in _cache:
+        _cache["weights"] = ck.train(ck.SENTENCE)
+    return dict(_cache["weights"])
+
+
+def plain():
+    """The checkpoint that is all right: five shards and their index."""
+    if "plain" not in _cache:
+        _cache["plain"] = ck.write(at("plain"), ck.spread(weights()))
+    return _cache["plain"]
+
+
+def right():
+    """What the stock loader makes of it."""
+    if "right" not in _cache:
+        _cache["right"] = loaded_digest(plain(), "auto")
+    return _cache["right"]
+
+
+def test_five_shards_say_the_sentence_and_equal_the_stock_loader():
+    expected = right()
+    with Log() as lines, engine(plain()) as llm:
+        assert digests[-1] == expected
+        assert say(llm, ck.SENTENCE[: ck.PROMPT_WORDS], LENGTH) == ck.SENTENCE
+    report = [line for line in lines if "GB/s" in line]
+    assert len(report) == 1 and "staging peak" in report[0] and "pread" in report[0], lines
+
+
+def test_stale_copies_in_other_shards_do_not_win():
+    shards = ck.spread(weights())
+    index = {name: number for number, shard in enumerate(shards) for name in shard}
+    for name in (Q, "model.norm.weight"):
+        shards[(index[name] + 1) % ck.N_SHARDS][name] = torch.zeros_like(weights()[name])
+        shards[(index[name] + 4) % ck.N_SHARDS][name] = torch.ones_like(weights()[name])
+    assert loaded_digest(ck.write(at("stale"), shards, index)) == right()
+
+
+def test_two_copies_and_no_index_are_an_error_that_names_both_files():
+    shards = ck.spread(weights())
+    shards[4][next(iter(shards[0]))] = torch.zeros(3)
+    folder = ck.write(at("two"), shards, None)
+    error = error_of(lambda: loaded_digest(folder))
+    for part in (next(iter(shards[0])), ck.shard_name(0), ck.shard_name(4)):
+        assert part in str(error), error
+
+
+def test_a_tensor_that_the_index_does_not_name_is_loaded():
+    shards = ck.spread(weights())
+    index = {name: number for number, shard in enumerate(shards) for name in shard if name != Q}
+    assert loaded_digest(ck.write(at("unlisted"), shards, index)) == right()
+
+
+def test_a_tensor_that_only_the_index_names_is_an_error():
+    shards = ck.spread(weights())
+    index = {name: number for number, shard in enumerate(shards) for name in shard}
+    del shards[index["lm_head.weight"]]["lm_head.weight"]
+    if not shards[index["lm_head.weight"]]:
+        shards[index["lm_head.weight"]]["model.norm.weight"] = shards[index["model.norm.weight"]].pop("model.norm.weight")
+        index["model.norm.weight"] = index["lm_head.weight"]
+    error = error_of(lambda: loaded_digest(ck.write(at("promised"), shards, index)))
+    assert "lm_head.weight" in str(error), error
+
+
+def without(*names):
+    kept = {name: value for name, value in weights().items() if name not in names}
+    return ck.write(at("without"), ck.spread(kept))
+
+
+def test_a_missing_head_is_an_error_although_vllm_does_not_notice():
+    folder = without("lm_head.weight")
+    loaded_digest(folder, "auto")
+    error = error_of(lambda: loaded_digest(folder))
+    assert "lm_head.weight" in str(error) and folder in str(error), error
+
+
+def test_a_missing_part_of_a_fused_weight_is_an_error():
+    folder = without(Q)
+    error = error_of(lambda: loaded_digest(folder))
+    assert "model.layers.0.self_attn.qkv_proj.weight" in str(error), error
+    assert "enable_weights_track" in str(error), error
+
+
+def test_what_is_missing_can_be_allowed():
+    assert loaded_digest(without(Q), extra={"enable_weights_track": False}).keys() == right().keys()
+
+
+def test_a_tensor_that_the_model_does_not_know_is_the_models_own_error():
+    folder = ck.write(at("extra"), ck.spread({**weights(), "model.layers.0.surprise.weight": torch.zeros(2, 2)}))
+    ours, theirs = error_of(lambda: loaded_digest(folder)), error_of(lambda: loaded_digest(folder, "auto"))
+    assert type(ours) is type(theirs) and str(ours) == str(theirs), (ours, theirs)
+
+
+def test_one_file_without_an_index():
+    assert loaded_digest(ck.write(at("one"), [weights()])) == right()
+
+
+def test_shards_without_an_index():
+    assert loaded_digest(ck.write(at("bare"), ck.spread(weights()), None)) == right()
+
+
+def test_shards_behind_symbolic_links():
+    folder = ck.write(at("linked"), ck.spread(weights()))
+    os.makedirs(at("blobs"), exist_ok=True)
+    for number in range(ck.N_SHARDS):
+        blob = os.path.join(at("blobs"), f"{number:064x}")
+        shutil.move(os.path.join(folder, ck.shard_name(number)), blob)
+        os.symlink(blob, os.path.join(folder, ck.shard_name(number)))
+    assert loaded_digest(folder) == right()
+
+
+def test_a_wrong_whole_file_beside_indexed_shards_is_ignored():
+    folder = ck.write(at("beside"), ck.spread(weights()))
+    ck.save_file({name: torch.zeros_like(value) for name, value in weights().items()}, folder + "/model.safetensors")
+    assert loaded_digest(folder) == right()
+
+
+def test_a_consolidated_file_wins_as_with_the_stock_loader():
+    folder = ck.write(at("consolidated"), ck.spread(weights()))
+    ck.save_file({name: value + 1 for name, value in weights().items()}, folder + "/consolidated.safetensors")
+    expected = loaded_digest(folder, "auto")
+    assert expected != right()
+    assert loaded_digest(folder) == expected
+
+
+def test_float32_files_become_bfloat16_parameters():
+    folder = ck.write(at("wide"), ck.spread({name: value.float() for name, value in weights().items()}))
+    assert loaded_digest(folder) == right()
+
+
+def test_tied_embeddings():
+    tied = ck.train(ck.SENTENCE, tie_word_embeddings=True)
+    folder = ck.write(at("tied"), ck.spread(tied), model_config=ck.config(tie_word_embeddings=True))
+    expected = loaded_digest(folder, "auto")
+    with engine(folder) as llm:
+        assert digests[-1] == expected
+        assert say(llm, ck.SENTENCE[: ck.PROMPT_WORDS], LENGTH) == ck.SENTENCE
+
+
+def test_experts_of_a_mixtral():
+    folder = ck.write(at("moe"), ck.spread(ck.moe_weights()), model_config=ck.moe_config())
+    assert loaded_digest(folder) == loaded_digest(folder, "auto")
+
+
+def test_a_cut_shard_is_an_error_with_its_name_before_the_first_tensor():
+    folder = ck.write(at("cut"), ck.spread(weights()))
+    path = os.path.join(folder, ck.shard_name(4))
+    os.truncate(path, os.path.getsize(path) - 100)
+    n_loads = len(digests)
+    error = error_of(lambda: loaded_digest(folder))
+    assert path in str(error), error
+    assert len(str(error).splitlines()) == 1, error
+    assert len(digests) == n_loads
+
+
+def test_a_missing_shard_is_an_error_with_its_name():
+    folder = ck.write(at("gone"), ck.spread(weights()))
+    os.remove(os.path.join(folder, ck.shard_name(2)))
+    error = error_of(lambda: loaded_digest(folder))
+    assert isinstance(error, OSError) and ck.shard_name(2) in str(error), error
+
+
+def test_a_reload_and_one_from_a_bad_path_keep_the_model_right():
+    other = ck.write(at("other"), ck.spread(ck.train(ck.OTHER, seed=1)))
+    cut = ck.write(at("cut-reload"), ck.spread(weights()))
+    path = os.path.join(cut, ck.shard_name(0))
+    os.truncate(path, os.path.getsize(path) - 100)
+    prompts = {"first": ck.SENTENCE[: ck.PROMPT_WORDS], "other": ck.OTHER[: ck.PROMPT_WORDS]}
+
+    with engine(plain()) as llm:
+        llm.collective_rpc("reload_weights")
+        assert say(llm, prompts["first"], LENGTH) == ck.SENTENCE
+        for bad in (at("nowhere"), cut):
+            error_of(lambda: llm.collective_rpc("reload_weights", kwargs={"weights_path": bad}))
+            assert say(llm, prompts["first"], LENGTH) == ck.SENTENCE
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": other})
+        assert say(llm, prompts["other"], LENGTH) == ck.OTHER
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": plain()})
+        assert say(llm, prompts["first"], LENGTH) == ck.SENTENCE
+
+
+def test_minilm_gives_the_stock_loaders_embeddings():
+    source = os.environ.get("HR_CHECKPOINT")
+    if not source:
+        raise Skip("HR_CHECKPOINT is not set")
+    folder = ck.beside_a_tokenizer(at("minilm"), source)
+    tokens = [{"prompt_token_ids": ids} for ids in ([101, 2023, 2003, 1037, 7953, 102], [101, 9005, 102])]
+    found = []
+    for load_format in ("auto", "headrace"):
+        with engine(folder, load_format, runner="pooling") as llm:
+            answers = llm.embed(tokens, use_tqdm=False)
+            found.append(([torch.tensor(a.outputs.embedding) for a in answers], digests[-1]))
+    (theirs, their_digest), (ours, our_digest) = found
+    assert our_digest == their_digest
+    assert all(torch.equal(a, b) and torch.isfinite(b).all() for a, b in zip(theirs, ours))
+    assert not torch.equal(ours[0], ours[1])
+
+
+def test_bin_files_are_left_to_the_stock_loader():
+    folder = ck.write(at("bin"), [weights()])
+    torch.save(weights(), os.path.join(folder, "pytorch_model.bin"))
+    os.remove(os.path.join(folder, "model.safetensors"))
+    with Log() as lines:
+        assert loaded_digest(folder) == right()
+    assert any("stock loader" in line for line in lines), lines
+    error = error_of(lambda: loaded_digest(folder, extra={"fallback": False}))
+    assert "fallback" in str(error) and folder in str(error), error
+
+
+def test_all_options_at_once():
+    extra = {
+        "staging_bytes": "1MiB",
+        "slot_bytes": 131072,
+        "engine": "pread",
+        "caching": "fill",
+        "readers": 1,
+        "verify": True,
+        "fallback": False,
+    }
+    with Log() as lines:
+        assert loaded_digest(plain(), extra=extra) == right()
+    assert any("of 1.0 MiB" in line and "compared" in line for line in lines), lines
+
+
+def test_options_that_make_no_sense_are_told():
+    for extra, part in (
+        ({"budget": 1}, "budget"),
+        ({"staging_bytes": "many"}, "many"),
+        ({"staging_bytes": True}, "True"),
+        ({"slot_bytes": -1}, "-1"),
+        ({"caching": "some"}, "auto, fill, bypass"),
+        ({"readers": "two"}, "two"),
+        ({"verify": "yes"}, "yes"),
+        ({"engine": 3}, "engines"),
+    ):
+        error = error_of(lambda: loaded_digest(plain(), extra=extra))
+        assert part in str(error) and "--model-loader-extra-config" in str(error), (extra, error)
+    for extra, part in (({"staging_bytes": 1000}, "1000"), ({"engine": "warp"}, "warp")):
+        error = error_of(lambda: loaded_digest(plain(), extra=extra))
+        assert part in str(error), (extra, error)
+
+
+def test_the_format_may_be_written_in_capitals():
+    assert loaded_digest(plain(), "HeadRace") == right()
+
+
+if __name__ == "__main__":
+    harness.record_digests()
+    everything = [value for name, value in list(globals().items()) if name.startswith("test_")]
+    sys.exit(harness.run(everything, sys.argv[1:]))
