@@ -34,16 +34,13 @@ def readme_section():
 
 
 def make_model():
-    environment = {**scene["environment"], "PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), python_path()])}
+    paths = [os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")]
+    environment = {**scene["environment"], "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
         [sys.executable, "-c", MAKE, os.path.join(scene["folder"], NAME)],
         env=environment, capture_output=True, text=True, check=True, timeout=300,
     )
     return done.stdout.split()
-
-
-def python_path():
-    return os.environ.get("PYTHONPATH", "")
 
 
 def ask(port, path, body=None):
