@@ -5,6 +5,7 @@ All engines live one after another in this process. The oracle is the SHA-256 of
 weights were loaded; the sentence alone is a weak one (vLLM serves memory that nobody filled, and it may hold the right bytes).
 """
 import os
+import subprocess
 import sys
 
 import harness
@@ -12,7 +13,7 @@ import harness
 if __name__ == "__main__" and os.environ.get("HR_VLLM_TEST") != "1":
     with harness.scratch_folder() as made:
         environment = {**harness.quiet_environment(made), "HR_VLLM_TEST": "1", "HR_VLLM_SCRATCH": made}
-        sys.exit(os.spawnve(os.P_WAIT, sys.executable, [sys.executable, *sys.argv], environment))
+        sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode)
 
 import json
 import shutil

@@ -5,6 +5,7 @@ Measured inside load_weights only: what comes before and after is vLLM's own and
 since fresh ones are not resident; then RssAnon and RssFile of this process are sampled until the load returns.
 """
 import os
+import subprocess
 import sys
 
 import harness
@@ -13,7 +14,7 @@ if __name__ == "__main__" and os.environ.get("HR_VLLM_TEST") != "1":
     with harness.scratch_folder() as made:
         environment = {**harness.quiet_environment(made), "HR_VLLM_TEST": "1", "HR_VLLM_SCRATCH": made}
         del environment["MALLOC_PERTURB_"]  # it writes, and so makes resident, what nobody uses
-        sys.exit(os.spawnve(os.P_WAIT, sys.executable, [sys.executable, *sys.argv], environment))
+        sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode)
 
 import shutil
 import threading

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ranks of tensor parallelism, with the stock loader and with headrace: what each rank holds must be equal.
 
-The workers are processes of their own. A plug-in for vLLM that this test brings along (_rank_digests) writes what each of them
+The workers are processes of their own. A plug-in for vLLM that this test brings along (rank_digests) writes what each of them
 has loaded into a folder: by load format and rank, the SHA-256 of each parameter.
 """
 import json
 import os
+import subprocess
 import sys
 
 import harness
@@ -27,7 +28,7 @@ if __name__ == "__main__" and os.environ.get("HR_VLLM_TEST") != "1":
             "VLLM_PLUGINS": "headrace,rank_digests",
             "PYTHONPATH": os.pathsep.join(paths),
         }
-        sys.exit(os.spawnve(os.P_WAIT, sys.executable, [sys.executable, *sys.argv], environment))
+        sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode)
 
 N_RANKS = 2
 
