@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import deque
 from typing import Any, Sequence, Union
 
 from headrace import _load
@@ -26,14 +27,18 @@ MOVED = ("mps", "npu", "xpu", "xla", "mlu", "musa", "hpu")  #: torch's devices t
 SCRATCH_BYTES = 32 << 20
 READS_AT_ONCE = 4096
 
+OPTIONS = ("staging_bytes", "slot_bytes", "engine", "caching", "readers")
+
 _lock = threading.Lock()
-_loaders: dict[Any, list[Any]] = {}
+_loaders: dict[Any, list[Any]] = {}  #: guarded by _lock; key: [loader, users]
+_dropped: deque[_Opened] = deque()
 
 
 def _new_lock() -> None:
     global _lock
     _lock = threading.Lock()
     _loaders.clear()
+    _dropped.clear()
 
 
 os.register_at_fork(after_in_child=_new_lock)
@@ -77,42 +82,59 @@ class _Opened:
         self.framework = framework
         self.moved_to = moved_to
         self.options = options
-        self.users = 1
-        self.pid = os.getpid()
-        self.key: Any = None
+        self._users = 1
+        self._key: Any = None
         self._loader: native.Loader | None = None
 
     def acquire(self) -> _Opened:
+        """One more user."""
         with _lock:
-            self.users += 1
+            self._users += 1
+        _let_go_of_dropped()
         return self
 
     def release(self) -> None:
+        """One user less; after the last one all is closed."""
+        self._let_go()
+        _let_go_of_dropped()
+
+    def drop(self) -> None:
+        """release() for __del__, which the collector may call anywhere, even in a thread that holds the lock: then whoever holds it
+        does the work when it has let go."""
+        _dropped.append(self)
+        if _lock.acquire(blocking=False):
+            _lock.release()
+            _let_go_of_dropped()
+
+    def _let_go(self) -> None:
         with _lock:
-            self.users -= 1
-            if self.users:
+            self._users -= 1
+            if self._users:
                 return
-            key, self.key, self._loader = self.key, None, None
+            key, self._key, self._loader = self._key, None, None
         if key and key[0] == os.getpid():
             _release_loader(key)
         self.model.close()
 
     def loader(self) -> native.Loader:
+        """The loader, which this process made."""
         with _lock:
-            if self._loader is not None and self.key[0] == os.getpid():
+            if self._loader is not None and self._key[0] == os.getpid():
                 return self._loader
         if self.framework.device != "cpu":
             self.framework.empty(0)  # torch tells what is wrong with its device in its own words
         key, loader = _acquire_loader(self.framework.device, self.options)
         with _lock:
-            if self._loader is None or self.key[0] != os.getpid():
-                self.key, self._loader = key, loader
-                return loader
-            ours = self._loader
-        _release_loader(key)
-        return ours
+            is_first = self._loader is None or self._key[0] != os.getpid()
+            if is_first:
+                self._key, self._loader = key, loader
+        if not is_first:
+            _release_loader(key)
+        _let_go_of_dropped()
+        return loader
 
     def find(self, name: str) -> native.TensorInfo:
+        """Describes a tensor."""
         if not isinstance(name, str):
             raise TypeError(f"the name of a tensor must be a str, not {type(name).__name__}")
         try:
@@ -124,10 +146,12 @@ class _Opened:
             raise made from None
 
     def check(self, info: native.TensorInfo) -> None:
+        """Raises what the framework cannot hold."""
         understood(info.dtype, info.name)
         self.framework.check(info.dtype, info.shape)
 
     def whole(self, info: native.TensorInfo) -> Any:
+        """Reads all of a tensor."""
         self.check(info)
         if self.framework.device == "cpu":
             return self.finished(self.framework.tensor(self.loader().get(self.model, info.name)))
@@ -135,6 +159,7 @@ class _Opened:
         return tensor
 
     def finished(self, tensor: Any) -> Any:
+        """The tensor where the caller wants it."""
         return tensor.to(self.moved_to) if self.moved_to else tensor
 
     def part(self, info: native.TensorInfo, view: View, item: int) -> Any:
@@ -147,6 +172,15 @@ class _Opened:
                 reads.add(block, at)
             reads.flush()
         return self.finished(framework.shaped(memory, info.dtype, view.sizes))
+
+
+def _let_go_of_dropped() -> None:
+    while _dropped:
+        try:
+            opened = _dropped.popleft()
+        except IndexError:
+            return
+        opened._let_go()
 
 
 class _Reads:
@@ -202,7 +236,7 @@ class SafeSlice:
         opened = getattr(self, "_opened", None)
         if opened is not None:
             self._opened = None
-            opened.release()
+            opened.drop()
 
     def get_shape(self) -> list[int]:
         """Its shape as in the file's header."""
@@ -321,6 +355,9 @@ class safe_open:
             raise TypeError(f"backend must be a str, not {type(backend).__name__}")
         if backend not in (None, "mmap", "pread"):
             raise refuse(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
+        for option in loader_options:
+            if option not in OPTIONS:
+                raise TypeError(f"safe_open() has no option {option!r}: there are backend, {', '.join(OPTIONS)}")
         source = _source_of(filename)
         frame, moved_to = _framework_of(framework, device)
         try:
@@ -328,6 +365,8 @@ class safe_open:
         except Error as error:
             raise translated(error) from None
         self._opened = _Opened(model, frame, moved_to, loader_options)
+        if loader_options:
+            self._opened.loader()  # a value that is not valid is told here, and not at the first read
 
     def __enter__(self) -> safe_open:
         return self
@@ -336,8 +375,10 @@ class safe_open:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_opened", None) is not None:
-            self.close()
+        opened = getattr(self, "_opened", None)
+        if opened is not None:
+            self._opened = None
+            opened.drop()
 
     def close(self) -> None:
         """Closes it. Tensors and slices that it gave stay good."""

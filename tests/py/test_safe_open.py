@@ -378,6 +378,42 @@ def test_opening_many_times_leaves_no_descriptor_and_no_loader(tmp_path, rng):
     assert len(os.listdir("/proc/self/fd")) <= before and not _safe_open._loaders
 
 
+def test_options_of_the_loader_are_checked_when_the_file_is_opened(tmp_path):
+    path = drop_in.write(tmp_path / "a.safetensors", {"x": ("U8", (3,), b"abc")})
+    assert headrace.safe_open(path, "np", staging_bytes="4MiB", engine="pread", readers=2).get_tensor("x").tobytes() == b"abc"
+    with pytest.raises(TypeError, match="stagin_bytes"):
+        headrace.safe_open(path, "np", stagin_bytes=1)
+    for bad in ({"staging_bytes": 1}, {"engine": "nope"}, {"caching": "maybe"}):
+        with pytest.raises((headrace.Error, ValueError)):
+            headrace.safe_open(path, "np", **bad)
+
+
+def test_slices_that_the_collector_drops_in_a_cycle_or_at_exit_are_silent(tmp_path, rng):
+    path = drop_in.many(tmp_path / "a.safetensors", rng, ["I32"])
+    code = (
+        "import gc, sys, headrace\n"
+        "from headrace import _safe_open\n"
+        "def cycle():\n"
+        "    f = headrace.safe_open(sys.argv[1], 'np')\n"
+        "    s = f.get_slice('I32.7')\n"
+        "    s[1:3]\n"
+        "    a = [f, s]\n"
+        "    a.append(a)\n"
+        "gc.set_threshold(1)\n"
+        "for _ in range(200):\n"
+        "    cycle()\n"
+        "gc.collect()\n"
+        "assert not _safe_open._loaders, _safe_open._loaders\n"
+        "kept = headrace.safe_open(sys.argv[1], 'np')\n"
+        "piece = kept.get_slice('I32.7')\n"
+        "piece[...]\n"
+        "iterator = kept.tensors()\n"
+        "next(iterator)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_nothing_is_imported_that_was_not_asked_for(tmp_path):
     path = drop_in.write(tmp_path / "a.safetensors", {})
     code = (
