@@ -168,6 +168,8 @@ static void no_deadline(const char *device, const char *engine)
 
 	set_up(&h, device, engine, 2, HR_MIN_SLOT_BYTES * 8, &(struct fake_engine_settings){.hang_read = 3});
 	start(&h, 0, &h.job);
+	while (fake_engine_hanging() == 0) /* alarm() ends a wait for nothing */
+		usleep(1000);
 	assert_fails(hr_job_wait(h.job, 50), HR_E_PENDING);
 	assert_fails(hr_loader_close(h.bed.loader, 20), HR_E_BUSY);
 	assert_fails(hr_job_wait(h.job, 0), HR_E_PENDING); /* cancelled by the close, but its memory is not free yet */
