@@ -84,6 +84,10 @@ class Fallback(Exception):
 
 
 class HeadraceModelLoader(stock.DefaultModelLoader):  # type: ignore[misc]
+    """One is made for each load, by vLLM."""
+
+    counter_before_loading_weights: float  # when the first tensor was asked for; vLLM logs the time from then
+
     def __init__(self, load_config: typing.Any) -> None:
         config = copy.copy(load_config)  # the caller uses his again, for draft models and reloads
         self.options, config.model_loader_extra_config = parse_options(load_config.model_loader_extra_config)
@@ -249,7 +253,8 @@ class HeadraceModelLoader(stock.DefaultModelLoader):  # type: ignore[misc]
         if not self.options.fallback:
             raise ValueError(f'headrace does not load {source.model_or_path} and "fallback" is false: {reason}') from reason
         logger.warning("headrace: %s; the stock loader of vLLM loads it", reason)
-        return super()._get_weights_iterator(source)
+        weights: Named = super()._get_weights_iterator(source)
+        return weights
 
     def _bar(self, n_bytes: int) -> typing.Any:
         return weight_utils.tqdm(

@@ -15,7 +15,6 @@ if __name__ == "__main__" and os.environ.get("HR_VLLM_TEST") != "1":
         environment = {**harness.quiet_environment(made), "HR_VLLM_TEST": "1", "HR_VLLM_SCRATCH": made}
         sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode)
 
-import json
 import shutil
 
 import checkpoints as ck
@@ -157,6 +156,19 @@ def test_a_consolidated_file_wins_as_with_the_stock_loader():
     assert loaded_digest(folder) == expected
 
 
+def test_weights_in_a_sub_folder_are_refused_in_the_stock_loaders_words():
+    consolidated = ck.write(at("deep-consolidated"), ck.spread(weights()))
+    os.makedirs(consolidated + "/original")
+    ck.save_file(weights(), consolidated + "/original/consolidated.safetensors")
+    shards = ck.write(at("deep-shards"), ck.spread(weights()))
+    os.makedirs(shards + "/deep")
+    for number in range(ck.N_SHARDS):
+        shutil.move(os.path.join(shards, ck.shard_name(number)), shards + "/deep")
+    for folder in (consolidated, shards):
+        ours, theirs = error_of(lambda: loaded_digest(folder)), error_of(lambda: loaded_digest(folder, "auto"))
+        assert type(ours) is type(theirs) and str(ours) == str(theirs), (ours, theirs)
+
+
 def test_float32_files_become_bfloat16_parameters():
     folder = ck.write(at("wide"), ck.spread({name: value.float() for name, value in weights().items()}))
     assert loaded_digest(folder) == right()
@@ -256,6 +268,19 @@ def test_all_options_at_once():
     assert any("of 1.0 MiB" in line and "compared" in line for line in lines), lines
 
 
+def test_verify_tells_a_tensor_that_differs_from_its_file():
+    import headrace
+    from headrace import _vllm
+
+    with headrace.open(ck.write(at("differs"), [weights()])) as model:
+        (info,) = [tensor for tensor in model.tensors if tensor.name == Q]
+        _vllm._verify(model, info, weights()[Q])
+        wrong = weights()[Q].clone()
+        wrong[-1, -1] += 1
+        error = error_of(lambda: _vllm._verify(model, info, wrong))
+    assert Q in str(error) and "model.safetensors" in str(error), error
+
+
 def test_options_that_make_no_sense_are_told():
     for extra, part in (
         ({"budget": 1}, "budget"),
@@ -272,6 +297,32 @@ def test_options_that_make_no_sense_are_told():
     for extra, part in (({"staging_bytes": 1000}, "1000"), ({"engine": "warp"}, "warp")):
         error = error_of(lambda: loaded_digest(plain(), extra=extra))
         assert part in str(error), (extra, error)
+
+
+def test_the_way_to_a_gpu_delivers_the_same_tensors_in_order_and_ends_early_cleanly():
+    """Without a GPU: the same jobs into memory of torch's, on the CPU and without streams."""
+    import types
+
+    import headrace
+    from headrace import _vllm
+
+    # Larger than a group, empty, scalar, and many that share a job.
+    made = {f"t{n:02}": torch.randn(1 << (n % 12)) for n in range(40)}
+    made.update({"large": torch.randn(3 << 20), "none": torch.zeros(0, 4), "one": torch.tensor(7, dtype=torch.int64)})
+    folder = ck.write(at("gpu"), [made])
+    stream_before = torch.cuda.current_stream
+    torch.cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=0)
+    try:
+        with headrace.open(folder) as model, headrace.Loader("cpu", staging_bytes="1MiB") as loader:
+            tensors = sorted(model.tensors, key=lambda tensor: tensor.name)
+            kept = list(_vllm._deliver_on_gpu(loader, model, tensors, torch.device("cpu")))
+            early = _vllm._deliver_on_gpu(loader, model, tensors, torch.device("cpu"))
+            assert next(early)[0].name == tensors[0].name
+            early.close()
+    finally:
+        torch.cuda.current_stream = stream_before
+    assert [info.name for info, _ in kept] == sorted(made)
+    assert all(torch.equal(tensor, made[info.name]) and tensor.shape == made[info.name].shape for info, tensor in kept)
 
 
 def test_the_format_may_be_written_in_capitals():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a load takes beside the parameters, on a checkpoint of 949 MiB in six shards: test_memory.py
+"""How much memory a load takes beside the parameters, on a checkpoint of 962 MiB in six shards: test_memory.py
 
 Measured inside load_weights only: what comes before and after is vLLM's own and larger. The parameters are written once first,
 since fresh ones are not resident; then RssAnon and RssFile of this process are sampled until the load returns.
