@@ -47,7 +47,7 @@ def to_numpy(array: Array) -> Any:
         raise TypeError(f"numpy cannot use memory on {array.device}: load to cpu, or take a copy with Array.tobytes()")
     if not array.nbytes:
         return numpy.empty(array.shape, dtype)
-    return numpy.ndarray(array.shape, dtype, array)
+    return numpy.ndarray(array.shape, dtype, memoryview(array))
 
 
 def torch_dtypes() -> dict[str, Any]:
@@ -88,5 +88,5 @@ def to_torch(array: Array) -> Any:
     if array.device != "cpu":
         return torch.from_dlpack(array)
     if not array.nbytes:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")  # whatever torch.device() the caller is inside
     return torch.frombuffer(memoryview(array).cast("B"), dtype=torch.uint8).view(dtype).view(shape)

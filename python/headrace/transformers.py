@@ -86,7 +86,7 @@ def from_pretrained(
     the weights. config: instead of the folder's. loader_options: for headrace.Loader ({"staging_bytes": "16MiB"}). keywords: as
     transformers takes them (dtype, device_map ...), but for what names or chooses files.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, GenerationConfig
 
     refused = {"state_dict", "gguf_file", "subfolder", "revision", "variant", "from_tf", "from_flax"} & set(keywords)
     if refused:
@@ -96,9 +96,14 @@ def from_pretrained(
         if config is None:
             config = AutoConfig.from_pretrained(source)
         keywords.setdefault("dtype", config.dtype or _dtype_of(weights))
-        return _class_for(cls, config).from_pretrained(None, config=config, state_dict=weights, **keywords)
+        loaded = _class_for(cls, config).from_pretrained(None, config=config, state_dict=weights, **keywords)
     finally:
         weights.close()
+    # With output_loading_info it is a pair. What transformers finds by a folder's name it does not find here: how to generate.
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    if model.can_generate() and os.path.exists(os.path.join(source, "generation_config.json")):
+        model.generation_config = GenerationConfig.from_pretrained(source)
+    return loaded
 
 
 def _class_for(cls: Any, config: Any) -> Any:

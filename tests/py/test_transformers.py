@@ -22,6 +22,7 @@ def folder(tmp_path_factory):
         max_position_embeddings=64, dtype="bfloat16",
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model.generation_config.eos_token_id = [7, 9]
     model.save_pretrained(path, max_shard_size="30KB")
     index = json.loads((path / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 2
@@ -41,6 +42,8 @@ def test_a_model_equals_what_transformers_loads(folder, cls, keywords):
     got = hr.from_pretrained(cls, folder, **keywords)
     assert type(got) is type(expected) and state(got) == state(expected)
     if hasattr(got, "lm_head"):
+        assert got.generation_config.to_dict() == expected.generation_config.to_dict()
+        assert got.generation_config.eos_token_id == [7, 9]
         tokens = torch.arange(8)[None]
         with torch.no_grad():
             assert torch.equal(got(tokens).logits, expected(tokens).logits)
