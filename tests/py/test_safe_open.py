@@ -202,6 +202,29 @@ def test_a_slice_of_rows_reads_no_other_rows(tmp_path, rng):
         assert opened._opened.loader().stats()["read_bytes"] - before <= 8 * 4096 + 2 * 4096
 
 
+def test_a_column_of_a_large_tensor_takes_little_memory_beside_itself(tmp_path):
+    path = str(tmp_path / "sparse.safetensors")
+    rows = 6_000_000  # of 256 bytes: 1.5 GB, one hole
+    header = json.dumps({"x": {"dtype": "F32", "shape": [rows, 64], "data_offsets": [0, rows * 256]}}).encode()
+    with open(path, "wb") as out:
+        out.write(len(header).to_bytes(8, "little") + header)
+        out.truncate(8 + len(header) + rows * 256)
+    code = (
+        "import re, sys, headrace, numpy\n"
+        "def peak():\n"
+        "    return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+        "with headrace.safe_open(sys.argv[1], 'np', staging_bytes='8MiB') as f:\n"
+        "    f.get_slice('x')[0]\n"
+        "    before = peak()\n"
+        "    column = f.get_slice('x')[:, 3]\n"
+        "    assert column.shape == (6_000_000,) and not column.any()\n"
+        "    grown = peak() - before - column.nbytes // 1024\n"
+        "assert grown < 48 << 10, '%d KiB' % grown\n"
+    )
+    environ = {**os.environ, "MALLOC_PERTURB_": "0"}
+    subprocess.run([sys.executable, "-c", code, path], check=True, timeout=120, env=environ)
+
+
 ODD_NAMES = ["/nonexistent/x", "", "/etc/hostname", b"x", 3, None]
 
 
