@@ -147,7 +147,7 @@ class HeadraceModelLoader(stock.DefaultModelLoader):  # type: ignore[misc]
         folder, files, is_safetensors, index = self._files(source)
         if not is_safetensors:
             raise Fallback(f"there are no safetensors files in {folder}")
-        model = _open_model(folder, files, index)
+        model = _open_model(folder, files, index, getattr(self, "enable_weights_track", None) is not False)
         try:
             return model, self._wanted(source, model, self._without_language_model(folder, files, index, source))
         except BaseException:
@@ -206,6 +206,9 @@ class HeadraceModelLoader(stock.DefaultModelLoader):  # type: ignore[misc]
             model.close()
             yield from self._fall_back(source, reason)
             return
+        except BaseException:
+            model.close()
+            raise
         begun = time.perf_counter()
         bar = self._bar(sum(tensor.nbytes for tensor in tensors))
         deliver = _deliver_on_gpu if device.type == "cuda" else _deliver_on_cpu
@@ -286,14 +289,19 @@ class HeadraceModelLoader(stock.DefaultModelLoader):  # type: ignore[misc]
 # ------------------------------------------------------------------------------------------------ opening
 
 
-def _open_model(folder: str, files: typing.List[str], index: str) -> typing.Any:
-    """By the index, if it is about these files: then it decides between copies, and what it names must be there."""
+def _open_model(folder: str, files: typing.List[str], index: str, strict: bool) -> typing.Any:
+    """By the index, if it is about these files: then it decides between copies, and what it names must be there if strict."""
     path = os.path.join(folder, index)
     if os.path.isfile(path):
         with open(path, encoding="utf-8") as file:
             shards = set(json.load(file)["weight_map"].values())
         if shards == {os.path.relpath(name, folder) for name in files}:
-            return headrace.open(path)
+            try:
+                return headrace.open(path)
+            except headrace.Error as error:
+                if strict or error.name != "HR_E_INDEX":
+                    raise
+                logger.warning("headrace: %s; going on without the index, since enable_weights_track is false", error)
     return headrace.open(files)
 
 

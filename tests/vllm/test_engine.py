@@ -91,8 +91,12 @@ def test_a_tensor_that_only_the_index_names_is_an_error():
     if not shards[index["lm_head.weight"]]:
         shards[index["lm_head.weight"]]["model.norm.weight"] = shards[index["model.norm.weight"]].pop("model.norm.weight")
         index["model.norm.weight"] = index["lm_head.weight"]
-    error = error_of(lambda: loaded_digest(ck.write(at("promised"), shards, index)))
+    folder = ck.write(at("promised"), shards, index)
+    error = error_of(lambda: loaded_digest(folder))
     assert "lm_head.weight" in str(error), error
+    with Log() as lines:
+        loaded_digest(folder, extra={"enable_weights_track": False})
+    assert any("without the index" in line and "lm_head.weight" in line for line in lines), lines
 
 
 def without(*names):
