@@ -18,7 +18,7 @@ import harness
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 NAME = "Llama-3.1-8B"
-READY_SECONDS = 180
+READY_SECONDS = 400
 SMALL = ["--enforce-eager", "--max-model-len", "64", "--kv-cache-memory-bytes", str(64 << 20)]
 
 MAKE = """
