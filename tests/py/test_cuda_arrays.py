@@ -69,3 +69,35 @@ def test_a_job_writes_where_it_is_told_and_in_order_of_streams(root, two, loader
     with loader.start(model, read, keep=room, wait_stream=1, signal_stream=1) as job:
         job.wait()
     assert room.tobytes() == data[5:1005] + data[1000:]
+
+
+def test_torch_gets_its_own_memory_in_windows(root, two, loader, monkeypatch):
+    """What headrace.feed() does for torch on a GPU, with a torch that only allocates."""
+    import sys
+    import types
+
+    from headrace import _convert, _load
+
+    model = headrace.open(root / "two")
+
+    class Tensor:
+        def __init__(self, shape, dtype, device):
+            assert device == "cuda:0"
+            self.shape, self.dtype, self.room = shape, dtype, loader.get(model, "big")
+
+        def data_ptr(self):
+            return self.room.address
+
+    names = {name: name for name in ("uint8", "bfloat16", "float32", "float64")}
+    torch = types.SimpleNamespace(empty=Tensor, device=str, cuda=types.SimpleNamespace(
+        current_stream=lambda device: types.SimpleNamespace(cuda_stream=0)), **names)  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(_convert, "_torch_dtypes", {})
+    for window in (1, 300, 64 << 20):
+        monkeypatch.setattr(_load, "_WINDOW_BYTES", window)
+        for wanted in (None, ["scale", "embed.weight", "empty"]):
+            got = list(headrace.feed(model, "cuda:0", framework="torch", names=wanted, staging_bytes="1MiB"))
+            assert [name for name, _ in got] == [name for name in model.names if wanted is None or name in wanted]
+            for name, tensor in got:
+                assert list(tensor.shape) == two[name][2]
+                assert tensor.room.tobytes()[: len(two[name][3])] == two[name][3]

@@ -33,7 +33,7 @@ def test_ctrl_c_ends(holes, what):
             took = time.monotonic() - start
         else:
             sys.exit("it was not interrupted")
-        assert took < 2, took
+        assert took < 10, took
         room[:65536] = 0xEE  # nothing writes there any more
         time.sleep(0.05)
         assert (room[:65536] == 0xEE).all()

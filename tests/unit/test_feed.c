@@ -329,6 +329,48 @@ static void stays_failed_once_it_has_failed(void **state)
 	on_every_device(failed);
 }
 
+static void pending(const char *device)
+{
+	struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
+	struct hr_feed_opts feed_opts = HR_FEED_OPTS_INIT;
+	struct hr_tensor t = HR_TENSOR_INIT;
+	hr_buffer *buffer;
+	hr_feed *feed;
+	struct bed bed;
+	int rc = 0, n = 0, n_pending = 0;
+
+	fake_engine_set(&(struct fake_engine_settings){.hang_read = 9});
+	opts.engine = "fake";
+	opts.staging_bytes = HR_MIN_STAGING_BYTES;
+	feed_opts.next_timeout_ms = 5;
+	bed_open(&bed, 8, 60, 900000);
+	bed_load(&bed, device, &opts);
+	assert_ok(hr_feed_open(bed.loader, bed.model, &feed_opts, &feed));
+	while (rc == 0 || rc == HR_E_PENDING) {
+		rc = hr_feed_next(feed, &t, &buffer);
+		if (rc == HR_E_PENDING) {
+			assert_null(buffer);
+			if (fake_engine_hanging() && ++n_pending == 3)
+				fake_engine_let_go();
+		} else if (rc == 0) {
+			n++;
+			assert_true(buffer_is_right(bed.model, &t, buffer));
+			hr_buffer_release(buffer);
+		}
+	}
+	assert_fails(rc, HR_E_END);
+	assert_int_equal(n, hr_model_n_tensors(bed.model));
+	assert_true(n_pending >= 3);
+	assert_ok(hr_feed_close(feed, HR_FOREVER));
+	bed_close(&bed);
+}
+
+static void is_pending_when_its_time_is_up_and_goes_on(void **state)
+{
+	(void)state;
+	on_every_device(pending);
+}
+
 static void peak(const char *device)
 {
 	struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
@@ -406,6 +448,7 @@ int main(void)
 		cmocka_unit_test(two_slow_feeds_and_a_job_on_one_thread_never_dead_lock),
 		cmocka_unit_test(can_be_closed_at_any_point),
 		cmocka_unit_test(stays_failed_once_it_has_failed),
+		cmocka_unit_test(is_pending_when_its_time_is_up_and_goes_on),
 		cmocka_unit_test(takes_device_memory_only_for_what_it_hands_out),
 		cmocka_unit_test(counts_each_of_the_tensors_that_share_an_allocation),
 	};
