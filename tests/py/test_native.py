@@ -471,8 +471,10 @@ def rss():
 
 
 def test_ten_thousand_opens_leak_nothing(root, loader):
+    path = str(root / "one.safetensors")
+
     def once():
-        model = headrace.open(root / "one.safetensors")
+        model = headrace.open(path)
         array = loader.get(model, "w")
         array.__dlpack__(max_version=(1, 0))
         numpy.from_dlpack(array)
@@ -483,17 +485,22 @@ def test_ten_thousand_opens_leak_nothing(root, loader):
             pass
         return list(loader.feed(model))
 
+    kinds = (headrace.Model, headrace.Array, headrace.TensorInfo, headrace.Feed, headrace.Loader)
     for _ in range(500):
         once()
     gc.collect()
-    before, descriptors = rss(), len(os.listdir("/proc/self/fd"))
-    counts = [sys.getrefcount(kind) for kind in (headrace.Model, headrace.Array, headrace.TensorInfo, headrace.Feed, headrace.Loader)]
-    for _ in range(10000):
-        once()
-    gc.collect()
+    descriptors, counts = len(os.listdir("/proc/self/fd")), [sys.getrefcount(kind) for kind in kinds]
+    growth = []
+    for _ in range(3):
+        before = rss()
+        for _ in range(5000):
+            once()
+        gc.collect()
+        growth.append(rss() - before)
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert [sys.getrefcount(kind) for kind in (headrace.Model, headrace.Array, headrace.TensorInfo, headrace.Feed, headrace.Loader)] == counts
-    assert rss() - before < 3000
+    assert [sys.getrefcount(kind) for kind in kinds] == counts
+    # A leak grows each time; the interpreter's own tables, which grow too, do not. 400 KiB are 80 bytes an opening.
+    assert min(growth) < 400, growth
 
 
 def test_loaders_that_come_and_go_leak_nothing(root):
