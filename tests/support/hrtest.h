@@ -24,6 +24,9 @@
 #undef cmocka_run_group_tests
 #define cmocka_run_group_tests(tests, setup, teardown) \
 	run_group(#tests, tests, sizeof(tests) / sizeof((tests)[0]), setup, teardown)
+#undef cmocka_run_group_tests_name
+#define cmocka_run_group_tests_name(name, tests, setup, teardown) \
+	run_group(name, tests, sizeof(tests) / sizeof((tests)[0]), setup, teardown)
 int run_group(const char *name, const struct CMUnitTest *tests, size_t n, CMFixtureFunction setup,
 	      CMFixtureFunction teardown);
 

@@ -546,5 +546,5 @@ int main(void)
 	}
 	for (size_t i = 0; i < N_ONCE; i++)
 		tests[n++] = (struct CMUnitTest){once[i].name, once[i].run, reset, NULL, NULL};
-	return _cmocka_run_group_tests("device", tests, n, NULL, NULL);
+	return run_group("device", tests, n, NULL, NULL);
 }
