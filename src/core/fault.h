@@ -22,4 +22,12 @@ int hr__fault_fired(void);
 #define HR__FAULT(point) 0
 #endif
 
+/* Gives the armed errno of a test, if this is the call that it wants to fail. */
+#define HR__FAIL_IF_ARMED(point)                         \
+	do {                                         \
+		int armed_errno_ = HR__FAULT(point); \
+		if (armed_errno_)                    \
+			return armed_errno_;         \
+	} while (0)
+
 #endif

@@ -24,13 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Gives the armed errno of a test, if this is the call that it wants to fail. */
-#define FAIL_IF_ARMED(point)                         \
-	do {                                         \
-		int armed_errno_ = HR__FAULT(point); \
-		if (armed_errno_)                    \
-			return armed_errno_;         \
-	} while (0)
+#define FAIL_IF_ARMED(point) HR__FAIL_IF_ARMED(point)
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
@@ -80,6 +74,7 @@ int hr__os_fstat(int fd, struct hr__os_stat *out)
 	*out = (struct hr__os_stat){
 		.identity = {st.st_dev, st.st_ino, (uint64_t)st.st_size, ns_of(&st.st_mtim), ns_of(&st.st_ctim)},
 		.bytes = (uint64_t)st.st_size,
+		.is_device = st.st_rdev,
 		.is_regular = S_ISREG(st.st_mode),
 		.is_directory = S_ISDIR(st.st_mode),
 		.is_block = S_ISBLK(st.st_mode),
@@ -446,6 +441,11 @@ uint64_t hr__os_now_ns(void)
 	return clock_ns(CLOCK_MONOTONIC);
 }
 
+uint64_t hr__os_date_ns(void)
+{
+	return clock_ns(CLOCK_REALTIME);
+}
+
 uint64_t hr__os_thread_cpu_ns(void)
 {
 	return clock_ns(CLOCK_THREAD_CPUTIME_ID);
@@ -568,6 +568,19 @@ static bool read_text(const char *path, char *out, size_t out_bytes)
 	hr__os_close(fd);
 	out[got] = '\0';
 	return got > 0;
+}
+
+bool hr__os_text(const char *path, char *out, size_t out_bytes)
+{
+	size_t length;
+
+	out[0] = '\0';
+	if (!read_text(path, out, out_bytes))
+		return false;
+	length = strlen(out);
+	if (length && out[length - 1] == '\n')
+		out[length - 1] = '\0';
+	return true;
 }
 
 /* A file of the process's own cgroup (version 2) at one level, or of the root as a container sees it. */

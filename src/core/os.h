@@ -27,7 +27,8 @@ struct hr__identity {
 
 struct hr__os_stat {
 	struct hr__identity identity;
-	uint64_t bytes; /* of a block device too */
+	uint64_t bytes;     /* of a block device too */
+	uint64_t is_device; /* which one, if it is a device; else 0 */
 	bool is_regular, is_directory, is_block;
 	bool may_write_or_owns; /* mincore(2) tells the truth only then */
 };
@@ -69,6 +70,41 @@ int hr__os_preadv(int fd, const struct iovec *iov, int n_iov, uint64_t offset, s
 /* Until `bytes` have come or the file ends; *got tells. */
 int hr__os_pread_full(int fd, void *buffer, size_t bytes, uint64_t offset, size_t *got);
 
+/* One write of all of `bytes`; *done tells how far it came. ENOSPC also where a device ends. */
+int hr__os_pwrite_full(int fd, const void *buffer, size_t bytes, uint64_t offset, size_t *done);
+/* What was written is on stable storage: data (and the size) of a file; a device's cache. */
+int hr__os_datasync(int fd);
+/* As hr__os_open() for a file that is to be made, with mode 0666 less the umask. */
+int hr__os_create(int directory_fd, const char *path, int flags, int *fd);
+int hr__os_mkdir(int directory_fd, const char *path); /* EEXIST is an error too */
+int hr__os_unlink(int directory_fd, const char *path);
+/* The directory that a path is in: its entries are on stable storage. */
+int hr__os_sync_parent(const char *path);
+/* Sets a file's size and takes all its blocks, with zeros where they are new. */
+int hr__os_allocate(int fd, uint64_t bytes);
+/* Another description of the same open file. */
+int hr__os_reopen(int fd, int flags, int *out);
+
+/* Open-file-description locks on bytes, which also lie far beyond the end. EAGAIN: somebody else's is in the way. */
+enum hr__os_lock {
+	HR__OS_UNLOCK,
+	HR__OS_LOCK_SHARED,
+	HR__OS_LOCK_ALONE,
+};
+int hr__os_lock(int fd, enum hr__os_lock kind, uint64_t at, uint64_t bytes);
+/* The lowest byte from `at` to `at + bytes` (0: to the end of all) that others have locked; UINT64_MAX = none. */
+int hr__os_lock_lowest(int fd, uint64_t at, uint64_t bytes, uint64_t *lowest);
+
+/* What a block device is like now. Numbers that the kernel does not know are 0. */
+struct hr__os_block {
+	uint32_t logical_bytes, physical_bytes;
+	uint64_t sequence; /* grows with every device that the kernel finds */
+	bool is_read_only;
+};
+int hr__os_block_ask(int fd, struct hr__os_block *out);
+/* A small file of the kernel's (in /sys, say) as text, without its last newline; false if it cannot be read. */
+bool hr__os_text(const char *path, char *out, size_t out_bytes);
+
 /* How many bytes of a range are in the page cache: exact, or (sampled) estimated. ENOTSUP: no way to tell here. */
 int hr__os_resident(const struct hr__file *file, uint64_t offset, uint64_t bytes, uint64_t *resident);
 
@@ -90,6 +126,7 @@ void hr__os_fork_mark_free(const volatile uint32_t *mark);
 /* ---- time, threads, events ---- */
 
 uint64_t hr__os_now_ns(void);        /* monotonic */
+uint64_t hr__os_date_ns(void);       /* since 1970; may jump */
 uint64_t hr__os_thread_cpu_ns(void); /* of the calling thread */
 uint64_t hr__os_process_cpu_ns(void);
 void hr__os_sleep_ns(uint64_t ns);

@@ -171,6 +171,43 @@ static void sha256_gives_the_known_digest(void **state)
 	hr__sha256_free(sha);
 }
 
+/* RFC 3720, B.4. */
+static void crc32c_gives_the_known_values(void **state)
+{
+	unsigned char bytes[48];
+
+	(void)state;
+	assert_int_equal(hr__crc32c(0, "", 0), 0);
+	assert_int_equal(hr__crc32c(0, "123456789", 9), 0xe3069283);
+	memset(bytes, 0, 32);
+	assert_int_equal(hr__crc32c(0, bytes, 32), 0x8a9136aa);
+	memset(bytes, 0xff, 32);
+	assert_int_equal(hr__crc32c(0, bytes, 32), 0x62a8ab43);
+	for (int i = 0; i < 32; i++)
+		bytes[i] = (unsigned char)i;
+	assert_int_equal(hr__crc32c(0, bytes, 32), 0x46dd794e);
+	assert_int_equal(hr__crc32c_by_table(0, bytes, 32), 0x46dd794e);
+}
+
+static void crc32c_is_the_same_by_instruction_and_by_table(void **state)
+{
+	static const size_t sizes[] = {1, 7, 8, 9, 767, 768, 769, 4096, 12287, 12288, 12289, 65536, 100003};
+	unsigned char *bytes = malloc(100011);
+
+	(void)state;
+	fill_pattern(bytes, 100011, 5, 0);
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+		for (size_t shift = 0; shift < 8; shift++) {
+			size_t n = sizes[i], half = n / 3;
+			uint32_t whole = hr__crc32c(0, bytes + shift, n);
+
+			assert_int_equal(whole, hr__crc32c_by_table(0, bytes + shift, n));
+			assert_int_equal(
+				whole, hr__crc32c(hr__crc32c(0, bytes + shift, half), bytes + shift + half, n - half));
+		}
+	free(bytes);
+}
+
 static void residency_tells_cached_from_dropped(void **state)
 {
 	char *dir = make_temp_dir(), *path = path_in(dir, "f");
@@ -245,6 +282,8 @@ int main(void)
 		cmocka_unit_test(checked_arithmetic_says_when_it_wraps),
 		cmocka_unit_test(siphash_matches_its_published_shape),
 		cmocka_unit_test(sha256_gives_the_known_digest),
+		cmocka_unit_test(crc32c_gives_the_known_values),
+		cmocka_unit_test(crc32c_is_the_same_by_instruction_and_by_table),
 		cmocka_unit_test(residency_tells_cached_from_dropped),
 		cmocka_unit_test(the_fork_mark_reads_zero_in_a_child),
 		cmocka_unit_test(memory_and_cpus_are_asked_of_the_system),
