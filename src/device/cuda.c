@@ -119,7 +119,7 @@ static void cuda_close(hr_device *device)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
 	struct hr__device_error ignored;
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 
 	if (cuda->context && hr__cuda_enter(cuda, &visit, &ignored) == 0) {
 		if (cuda->pool)
@@ -143,6 +143,12 @@ static void cuda_close(hr_device *device)
 		cuda->pins = pin->next;
 		hr__free(pin);
 	}
+	while (cuda->windows) {
+		struct hr__cuda_window *window = cuda->windows;
+
+		cuda->windows = window->next;
+		hr__free(window);
+	}
 	pthread_mutex_destroy(&cuda->lock);
 }
 
@@ -164,7 +170,7 @@ static int find_device(struct hr__cuda *cuda, int ordinal, struct hr__device_err
 static int cuda_open(hr_device *device, int ordinal, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 	int rc = hr__cuda_load(error);
 
 	if (!rc)
@@ -194,7 +200,7 @@ static int cuda_info(hr_device *device, struct hr_device_info *out, struct hr__d
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
 	size_t free_bytes = 0, total_bytes = 0;
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 	int rc = hr__cuda_enter(cuda, &visit, error);
 
 	if (rc)
@@ -248,7 +254,7 @@ static int alloc_somehow(struct hr__cuda *cuda, size_t bytes, hr__cu_ptr *out, s
 static int cuda_alloc(hr_device *device, uint64_t bytes, void **out, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 	hr__cu_ptr memory = 0;
 	int rc = hr__cuda_enter(cuda, &visit, error);
 
@@ -266,7 +272,7 @@ static int cuda_release(hr_device *device, void *memory, uint64_t bytes, struct 
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
 	hr__cu_ptr address = (hr__cu_ptr)(uintptr_t)memory;
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 	int rc;
 
 	(void)bytes;
@@ -339,7 +345,7 @@ static int register_somehow(struct hr__cuda *cuda, struct hr__cuda_pin *pin, str
 static int cuda_pin(hr_device *device, void *memory, size_t bytes, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 	struct hr__cuda_pin *pin = hr__calloc(1, sizeof(*pin));
 	int rc;
 
@@ -385,7 +391,7 @@ static int cuda_unpin(hr_device *device, void *memory, struct hr__device_error *
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
 	struct hr__cuda_pin *pin = take_pin(cuda, memory);
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 	int rc;
 
 	if (!pin) {
@@ -419,7 +425,7 @@ size_t hr__cuda_until_border(struct hr__cuda *cuda, const char *src, size_t byte
 static int cuda_read_back(hr_device *device, void *dst, const void *src, size_t bytes, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 	int rc;
 
 	if (bytes == 0)
@@ -450,6 +456,10 @@ const struct hr__device_ops hr__device_cuda = {
 	.pin = cuda_pin,
 	.unpin = cuda_unpin,
 	.read_back = cuda_read_back,
+	.window_alloc = hr__cuda_window_alloc,
+	.window_free = hr__cuda_window_free,
+	.enter = hr__cuda_window_enter,
+	.leave = hr__cuda_leave,
 	.mark = hr__cuda_mark,
 	.mark_free = hr__cuda_mark_free,
 	.lane_after = hr__cuda_lane_after,

@@ -71,7 +71,7 @@ int hr__cuda_usable(struct hr__cuda *cuda, struct hr__device_error *error)
 	return HR_E_DEVICE;
 }
 
-int hr__cuda_enter(struct hr__cuda *cuda, struct hr__cuda_visit *visit, struct hr__device_error *error)
+int hr__cuda_enter(struct hr__cuda *cuda, struct hr__device_visit *visit, struct hr__device_error *error)
 {
 	int rc = hr__cuda_usable(cuda, error);
 
@@ -88,7 +88,7 @@ int hr__cuda_enter(struct hr__cuda *cuda, struct hr__cuda_visit *visit, struct h
 
 /* Nothing could be done about a failure here, so there is no fault point: the two calls only take back what enter
  * did. */
-void hr__cuda_leave(const struct hr__cuda_visit *visit)
+void hr__cuda_leave(const struct hr__device_visit *visit)
 {
 	int mode = visit->capture_mode;
 

@@ -4,7 +4,8 @@
  * surround every driver call: entering the context (and leaving it, so that the caller's own is current again),
  * turning a result into a reason, and remembering a failure after which the context is of no use.
  *
- * Read cuda.c for the device (memory), cuda_lane.c for what copies.
+ * Read cuda.c for the device (memory), cuda_window.c for memory that storage libraries fill, cuda_lane.c for what
+ * copies.
  */
 #ifndef HR_DEVICE_CUDA_DRIVER_H
 #define HR_DEVICE_CUDA_DRIVER_H
@@ -33,6 +34,13 @@ struct hr__cuda_pin {
 	size_t segment_bytes; /* = bytes if in one piece */
 };
 
+/* Memory given out by hr__device_ops.window_alloc. */
+struct hr__cuda_window {
+	struct hr__cuda_window *next;
+	hr__cu_ptr memory;     /* as handed out */
+	hr__cu_ptr allocation; /* as the driver knows it */
+};
+
 struct hr__cuda {
 	hr__cu_device device;
 	hr__cu_context context;       /* the primary one; retained */
@@ -44,8 +52,9 @@ struct hr__cuda {
 	hr__cu_stream signal_stream;  /* nothing is ever queued here but `signal_event` */
 	hr__cu_event signal_event;    /* recorded and waited for under lock */
 	pthread_mutex_t lock;
-	struct hr__cuda_pin *pins; /* guarded by lock */
-	_Atomic int n_segmented;   /* of them, those in more than one segment */
+	struct hr__cuda_pin *pins;       /* guarded by lock */
+	_Atomic int n_segmented;         /* of them, those in more than one segment */
+	struct hr__cuda_window *windows; /* guarded by lock */
 };
 
 /* Opens the driver if this process has not yet. A failure is not remembered: the next call tries again.
@@ -63,11 +72,8 @@ int hr__cuda_check(struct hr__cuda *cuda, struct hr__device_error *error, const 
 int hr__cuda_usable(struct hr__cuda *cuda, struct hr__device_error *error);
 
 /* Makes the context current on this thread, and calls safe while another thread captures a graph, until leave. */
-struct hr__cuda_visit {
-	int capture_mode; /* the thread's own */
-};
-int hr__cuda_enter(struct hr__cuda *cuda, struct hr__cuda_visit *visit, struct hr__device_error *error);
-void hr__cuda_leave(const struct hr__cuda_visit *visit);
+int hr__cuda_enter(struct hr__cuda *cuda, struct hr__device_visit *visit, struct hr__device_error *error);
+void hr__cuda_leave(const struct hr__device_visit *visit);
 
 static inline struct hr__cuda *hr__cuda_of(const hr_device *device)
 {
@@ -77,6 +83,11 @@ static inline struct hr__cuda *hr__cuda_of(const hr_device *device)
 /* How many of `bytes` at `src` lie in one registration: the driver refuses a copy that crosses from one into the
  * next. */
 size_t hr__cuda_until_border(struct hr__cuda *cuda, const char *src, size_t bytes);
+
+/* cuda_window.c: memory for storage libraries. */
+int hr__cuda_window_alloc(hr_device *device, uint64_t bytes, void **out, struct hr__device_error *error);
+int hr__cuda_window_free(hr_device *device, void *memory, struct hr__device_error *error);
+int hr__cuda_window_enter(hr_device *device, struct hr__device_visit *visit, struct hr__device_error *error);
 
 /* cuda_lane.c: streams and lanes. */
 int hr__cuda_mark(hr_device *device, void *stream, void **mark, struct hr__device_error *error);

@@ -20,7 +20,7 @@
 
 struct cuda_lane {
 	struct hr__cuda *cuda;
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 	hr__cu_stream stream;
 	hr__cu_event fences[HR__MAX_FENCES]; /* number % HR__MAX_FENCES */
 	uint64_t done;                       /* all fences up to this one are known to be done */
@@ -28,6 +28,7 @@ struct cuda_lane {
 	size_t n;
 	hr__cu_ptr dsts[BATCH_MAX], srcs[BATCH_MAX];
 	size_t sizes[BATCH_MAX];
+	bool from_device[BATCH_MAX];
 };
 
 static struct cuda_lane *own(struct hr__lane *lane)
@@ -71,7 +72,7 @@ static int make_mark(struct hr__cuda *cuda, void *stream, hr__cu_event *out, str
 int hr__cuda_mark(hr_device *device, void *stream, void **mark, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 	int rc = hr__cuda_enter(cuda, &visit, error);
 
 	*mark = NULL;
@@ -87,7 +88,7 @@ void hr__cuda_mark_free(hr_device *device, void *mark)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
 	struct hr__device_error ignored;
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 
 	if (!mark || hr__cuda_enter(cuda, &visit, &ignored))
 		return;
@@ -100,7 +101,7 @@ void hr__cuda_mark_free(hr_device *device, void *mark)
 int hr__cuda_signal(hr_device *device, void *stream, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 	int rc = hr__cuda_enter(cuda, &visit, error);
 
 	if (rc)
@@ -120,7 +121,7 @@ int hr__cuda_signal(hr_device *device, void *stream, struct hr__device_error *er
 int hr__cuda_retire(hr_device *device, void *stream, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
-	struct hr__cuda_visit visit;
+	struct hr__device_visit visit;
 	hr__cu_event event = NULL;
 	int rc = hr__cuda_enter(cuda, &visit, error);
 
@@ -208,8 +209,12 @@ static int send_one_by_one(struct cuda_lane *lane, size_t *n_calls, struct hr__d
 	int rc = 0;
 
 	for (size_t i = 0; i < lane->n && !rc; i++) {
-		rc = HR__CU_CHECK(lane->cuda, error, cuMemcpyHtoDAsync, lane->dsts[i],
-				  (const void *)(uintptr_t)lane->srcs[i], lane->sizes[i], lane->stream);
+		if (lane->from_device[i])
+			rc = HR__CU_CHECK(lane->cuda, error, cuMemcpyDtoDAsync, lane->dsts[i], lane->srcs[i],
+					  lane->sizes[i], lane->stream);
+		else
+			rc = HR__CU_CHECK(lane->cuda, error, cuMemcpyHtoDAsync, lane->dsts[i],
+					  (const void *)(uintptr_t)lane->srcs[i], lane->sizes[i], lane->stream);
 		++*n_calls;
 	}
 	return rc;
@@ -280,6 +285,7 @@ int hr__cuda_copy(struct hr__lane *lane, const struct hr__copy *copies, size_t n
 
 			l->dsts[l->n] = (hr__cu_ptr)(uintptr_t)(dst + at);
 			l->srcs[l->n] = (hr__cu_ptr)(uintptr_t)(src + at);
+			l->from_device[l->n] = copies[i].from_device;
 			l->sizes[l->n++] = part;
 			at += part;
 			if (l->n == BATCH_MAX)

@@ -127,6 +127,7 @@ enum {
 	X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2,                                                                     \
 	  (hr__cu_ptr dst, const void *src, size_t bytes, hr__cu_stream stream), 1)                                    \
 	X(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void *dst, hr__cu_ptr src, size_t bytes, hr__cu_stream stream), 1) \
+	X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (hr__cu_ptr dst, hr__cu_ptr src, size_t bytes, hr__cu_stream stream), 1) \
 	X(cuStreamCreate, cuStreamCreate, (hr__cu_stream *stream, unsigned int flags), 1)                              \
 	X(cuStreamDestroy, cuStreamDestroy_v2, (hr__cu_stream stream), 1)                                              \
 	X(cuStreamSynchronize, cuStreamSynchronize, (hr__cu_stream stream), 1)                                         \

@@ -31,10 +31,18 @@ struct hr__device_error {
 };
 
 struct hr__copy {
-	void *dst;       /* device memory; for the cpu device host memory */
-	const void *src; /* pinned host memory (a slot) */
-	size_t bytes;    /* never 0 */
+	void *dst;        /* device memory; for the cpu device host memory */
+	const void *src;  /* pinned host memory (a slot), or memory of the device (a slot of a window) */
+	size_t bytes;     /* never 0 */
+	bool from_device; /* `src` is memory of the device */
 };
+
+/* What enter() found on a thread, for leave(). */
+struct hr__device_visit {
+	int capture_mode;
+};
+
+#define HR__WINDOW_ALIGN ((uint64_t)64 << 10) /* a page of a GPU's memory as other hardware sees it */
 
 struct hr__lane; /* opaque to the loader; each member embeds what it needs behind it */
 
@@ -63,6 +71,15 @@ struct hr__device_ops {
 	int (*unpin)(hr_device *device, void *memory, struct hr__device_error *error);
 	/* Copies device memory to host memory and waits. Any thread. */
 	int (*read_back)(hr_device *device, void *dst, const void *src, size_t bytes, struct hr__device_error *error);
+
+	/* Windows: device memory that a storage library may register, for slots that it fills without the CPU. NULL
+	 * where there is no such thing. One plain allocation at HR__WINDOW_ALIGN, since stream-ordered and virtual
+	 * memory cannot be registered everywhere. window_free: nothing may be registered or in flight any more. */
+	int (*window_alloc)(hr_device *device, uint64_t bytes, void **out, struct hr__device_error *error);
+	int (*window_free)(hr_device *device, void *memory, struct hr__device_error *error);
+	/* Makes the device current on this thread, for calls of a storage library, until leave. NULL: nothing to do. */
+	int (*enter)(hr_device *device, struct hr__device_visit *visit, struct hr__device_error *error);
+	void (*leave)(const struct hr__device_visit *visit);
 
 	/* Streams (HR__DEVICE_STREAMS only). mark: makes an object that stands for "what is queued on this stream
 	 * now"; any thread. lane_after: later copies of the lane wait for the mark; the drainer calls it, and

@@ -41,19 +41,23 @@ struct fake_cuda {
 	/* How often a function was called; NULL = any. */
 	unsigned long long (*calls)(const char *function);
 	/* Objects that are alive: "memory" (allocations), "streams", "events", "pools", "registrations",
-	 * "contexts"; NULL = all. */
+	 * "contexts"; NULL = all. "bytes": of the first device's memory in use; "peak_bytes": at most since the last
+	 * reset. */
 	long long (*live)(const char *kind);
 	/* Defaults again, counters 0, contexts healthy. */
 	void (*reset)(void);
 	/* Waits until nothing is queued any more. */
 	void (*drain)(void);
+	/* What other hardware, a disk, does to device memory: it writes there, past the driver. 0; -1 if the memory is
+	 * not all allocated. That a queued copy reads or writes the same bytes is an error of the caller's. */
+	int (*store)(unsigned long long address, const void *bytes, size_t n);
 };
 
 /* Whether libcuda.so.1 is the fake. */
 static inline bool fake_cuda_find(struct fake_cuda *out)
 {
 	static const char *const names[] = {"fake_cuda_set",  "fake_cuda_arm",   "fake_cuda_errors", "fake_cuda_calls",
-					    "fake_cuda_live", "fake_cuda_reset", "fake_cuda_drain"};
+					    "fake_cuda_live", "fake_cuda_reset", "fake_cuda_drain",  "fake_cuda_store"};
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 
 	memset(out, 0, sizeof(*out));

@@ -177,6 +177,16 @@ hr__cu_result cuMemcpyHtoDAsync_v2(hr__cu_ptr dst, const void *src, size_t bytes
 	return fake_end(push_copy(FAKE_COPY_IN, dst, (void *)(uintptr_t)src, bytes, stream));
 }
 
+hr__cu_result cuMemcpyDtoDAsync_v2(hr__cu_ptr dst, hr__cu_ptr src, size_t bytes, hr__cu_stream stream)
+{
+	BEGIN(NEEDS_CONTEXT);
+	if (!fake_block_find(src, bytes)) {
+		fake_error("a copy of %zu bytes reads device memory at %#llx that is not allocated", bytes, src);
+		return fake_end(HR__CU_INVALID_VALUE);
+	}
+	return fake_end(push_copy(FAKE_COPY_IN, dst, (void *)(uintptr_t)src, bytes, stream));
+}
+
 hr__cu_result cuMemcpyDtoHAsync_v2(void *dst, hr__cu_ptr src, size_t bytes, hr__cu_stream stream)
 {
 	BEGIN(NEEDS_CONTEXT);

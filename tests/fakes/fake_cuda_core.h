@@ -37,7 +37,7 @@ struct fake_context {
 	int device;
 	int n_retained;
 	int sticky; /* a result that every call answers from now on */
-	uint64_t used_bytes;
+	uint64_t used_bytes, peak_bytes;
 };
 
 /* Device memory. Freed blocks stay in the table for a while, so that stale addresses are known for what they are. */
@@ -81,7 +81,9 @@ struct fake_copy {
 	size_t block_offset;
 	char *host;
 	size_t bytes;
-	struct fake_range *range; /* NULL: pageable */
+	struct fake_range *range;  /* NULL: pageable */
+	struct fake_block *source; /* instead of `host`: device to device */
+	size_t source_offset;
 };
 
 enum fake_kind { FAKE_COPY_IN, FAKE_COPY_OUT, FAKE_RECORD, FAKE_WAIT, FAKE_ALLOC, FAKE_FREE, FAKE_HOST };
@@ -159,7 +161,7 @@ int fake_range_remove(char *base);
 /* 0 and the range that holds these bytes (NULL: none does); INVALID_VALUE if they cross a border. */
 int fake_range_find(const char *base, size_t bytes, struct fake_range **out);
 long long fake_ranges_live(void);
-/* Fills one copy and counts it as pending. */
+/* Fills one copy and counts it as pending. If `host` is an address of device memory it is one within the device. */
 int fake_copy_prepare(struct fake_copy *copy, uint64_t device, char *host, size_t bytes, bool must_be_registered);
 void fake_copy_finished(struct fake_copy *copy);
 
@@ -168,6 +170,8 @@ struct fake_op *fake_op_new(enum fake_kind kind, size_t n_copies);
 void fake_push(struct fake_stream *stream, struct fake_op *op);
 void fake_wait_until_idle(struct fake_stream *stream); /* or its context is broken */
 void fake_record_drop(struct fake_record *record);
+/* Whether a copy that is queued or runs reads or writes some of this device memory. */
+bool fake_is_in_flight(uint64_t address, size_t bytes);
 void fake_changed_tell(void);
 void fake_changed_wait(void);
 

@@ -13,6 +13,7 @@
 #define SLAB_BYTES   ((size_t)64 << 20)
 #define PACKED_BELOW ((size_t)4 << 20)
 #define PACKED_ALIGN ((size_t)512)
+#define LARGE_ALIGN  ((size_t)2 << 20)
 
 static struct fake_block *blocks[MAX_BLOCKS]; /* by address */
 static size_t n_blocks, n_gone;
@@ -39,15 +40,21 @@ static size_t upper(uint64_t address)
 	return low;
 }
 
-/* Addresses that the CPU may not touch, with a page before and after that nothing may. */
+/* Addresses that the CPU may not touch, with a page before and after that nothing may. Large ones are aligned as a
+ * driver's are. */
 static char *reserve(size_t bytes)
 {
-	char *seen = mmap(NULL, padded(bytes) + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-			  0);
+	size_t slack = bytes >= LARGE_ALIGN ? LARGE_ALIGN : 0, all = padded(bytes) + 2 * PAGE + slack;
+	char *seen = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *begin;
 
 	if (seen == MAP_FAILED)
 		abort();
-	return seen + PAGE;
+	if (!slack)
+		return seen + PAGE;
+	begin = (char *)(((uintptr_t)seen + PAGE + LARGE_ALIGN - 1) & ~(uintptr_t)(LARGE_ALIGN - 1));
+	munmap(seen, (size_t)(begin - PAGE - seen));
+	munmap(begin + padded(bytes) + PAGE, (size_t)(seen + all - begin) - padded(bytes) - PAGE);
+	return begin;
 }
 
 /* Small blocks lie wall to wall, as a driver's pool gives them: a copy that runs from one into the next is an error
@@ -84,6 +91,8 @@ struct fake_block *fake_block_new(struct fake_context *context, size_t bytes)
 	block->bytes = bytes;
 	block->context = context;
 	context->used_bytes += bytes;
+	if (context->used_bytes > context->peak_bytes)
+		context->peak_bytes = context->used_bytes;
 	at = upper(block->address);
 	memmove(blocks + at + 1, blocks + at, (n_blocks - at) * sizeof(blocks[0]));
 	blocks[at] = block;
@@ -215,6 +224,7 @@ long long fake_ranges_live(void)
 int fake_copy_prepare(struct fake_copy *copy, uint64_t device, char *host, size_t bytes, bool must_be_registered)
 {
 	struct fake_block *block = fake_block_find(device, bytes);
+	struct fake_block *source = fake_block_find((uint64_t)(uintptr_t)host, bytes);
 	struct fake_range *range;
 	int rc;
 
@@ -223,12 +233,26 @@ int fake_copy_prepare(struct fake_copy *copy, uint64_t device, char *host, size_
 			   (unsigned long long)device, block ? "was freed" : "is not allocated, or not to its end");
 		return HR__CU_INVALID_VALUE;
 	}
+	if (source) {
+		if (source->is_freed)
+			fake_error("a copy of %zu bytes reads device memory that was freed", bytes);
+		*copy = (struct fake_copy){block,
+					   (size_t)(device - block->address),
+					   NULL,
+					   bytes,
+					   NULL,
+					   source,
+					   (size_t)((uint64_t)(uintptr_t)host - source->address)};
+		block->n_pending++;
+		source->n_pending++;
+		return 0;
+	}
 	rc = fake_range_find(host, bytes, &range);
 	if (rc)
 		return rc;
 	if (!range && must_be_registered)
 		fake_error("a copy of %zu bytes touches host memory at %p that is not registered", bytes, (void *)host);
-	*copy = (struct fake_copy){block, (size_t)(device - block->address), host, bytes, range};
+	*copy = (struct fake_copy){block, (size_t)(device - block->address), host, bytes, range, NULL, 0};
 	block->n_pending++;
 	if (range)
 		range->n_pending++;
@@ -240,4 +264,30 @@ void fake_copy_finished(struct fake_copy *copy)
 	copy->block->n_pending--;
 	if (copy->range)
 		copy->range->n_pending--;
+	if (copy->source)
+		copy->source->n_pending--;
+}
+
+API int fake_cuda_store(unsigned long long address, const void *bytes, size_t n);
+API int fake_cuda_store(unsigned long long address, const void *bytes, size_t n)
+{
+	struct fake_block *block;
+
+	pthread_mutex_lock(&fake_lock);
+	block = fake_block_find(address, n);
+	if (!block || block->is_freed) {
+		fake_error("a disk writes %zu bytes to device memory at %#llx that %s", n, address,
+			   block ? "was freed" : "is not allocated, or not to its end");
+		pthread_mutex_unlock(&fake_lock);
+		return -1;
+	}
+	if (fake_is_in_flight(address, n))
+		fake_error("a disk writes %zu bytes of device memory that a queued copy uses", n);
+	block->n_pending++;
+	pthread_mutex_unlock(&fake_lock);
+	memcpy(block->backing + (address - block->address), bytes, n);
+	pthread_mutex_lock(&fake_lock);
+	block->n_pending--;
+	pthread_mutex_unlock(&fake_lock);
+	return 0;
 }

@@ -84,7 +84,9 @@ static void move_bytes(const struct fake_op *op)
 		const struct fake_copy *copy = &op->copies[i];
 		char *device = copy->block->backing + copy->block_offset;
 
-		if (op->kind == FAKE_COPY_IN)
+		if (copy->source)
+			memmove(device, copy->source->backing + copy->source_offset, copy->bytes);
+		else if (op->kind == FAKE_COPY_IN)
 			memcpy(device, copy->host, copy->bytes);
 		else
 			memcpy(copy->host, device, copy->bytes);
@@ -102,7 +104,7 @@ static void run_copies(struct fake_stream *stream, struct fake_op *op)
 			stream->context->sticky = code;
 		if (!op->copies[i].block->is_ready)
 			fake_error("a copy runs before its memory is allocated: nothing orders the two streams");
-		if (code || op->copies[i].block->is_gone)
+		if (code || op->copies[i].block->is_gone || (op->copies[i].source && op->copies[i].source->is_gone))
 			can_run = false;
 	}
 	if (can_run) {
@@ -219,6 +221,25 @@ void fake_push(struct fake_stream *stream, struct fake_op *op)
 	*stream->end = op;
 	stream->end = &op->next;
 	pthread_cond_broadcast(&changed);
+}
+
+static bool touches(const struct fake_block *block, size_t offset, size_t bytes, uint64_t address, size_t n)
+{
+	return block && block->address + offset < address + n && address < block->address + offset + bytes;
+}
+
+bool fake_is_in_flight(uint64_t address, size_t bytes)
+{
+	for (const struct fake_stream *stream = fake_streams; stream; stream = stream->next)
+		for (const struct fake_op *op = stream->first; op; op = op->next)
+			for (size_t i = 0; i < op->n_copies; i++) {
+				const struct fake_copy *copy = &op->copies[i];
+
+				if (touches(copy->block, copy->block_offset, copy->bytes, address, bytes) ||
+				    touches(copy->source, copy->source_offset, copy->bytes, address, bytes))
+					return true;
+			}
+	return false;
 }
 
 void fake_changed_wait(void)

@@ -126,7 +126,7 @@ static void block(void *arg)
 }
 
 /* Work on the consumer's stream that lasts until may_go_on is set. */
-static void block_stream(struct bench *b)
+static inline void block_stream(struct bench *b)
 {
 	atomic_store(&b->may_go_on, 0);
 	assert_int_equal(driver.launch(b->stream, block, b), 0);
