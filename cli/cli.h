@@ -39,10 +39,12 @@ struct cli_args {
 	const char *digests;
 	const char *synthetic;
 	const char *dir;
+	const char *against;
 	uint64_t staging_bytes;
 	uint64_t slot_bytes;
 	uint64_t readers;
 	uint64_t rounds;
+	uint64_t window_bytes;
 	bool json;
 	bool is_long;
 	bool verify;
@@ -173,6 +175,8 @@ int cli_finish(int status);
 
 /* Writes a name for people: control bytes, bidi controls and bad UTF-8 are escaped. Returns columns used. */
 size_t cli_put_name(FILE *out, const char *name, size_t len);
+/* The same as text of its own, to be freed. */
+char *cli_shown_name(const char *name, size_t len);
 size_t cli_name_width(const char *name, size_t len);
 void cli_pad(FILE *out, size_t used, size_t width);
 /* "14.96 GiB"; `out` needs 32 bytes. Returns it. */

@@ -85,192 +85,9 @@ static void check_one_by_one(const struct cli_args *args, struct cli_faults *fau
 	}
 }
 
-/* ---- digests ---- */
-
-struct comparison {
-	const struct cli_args *args;
-	const hr_model *model;
-	struct cli_faults *faults;
-	struct cli_digests digests;
-	FILE *file;
-	uint64_t n_shards; /* that agree */
-	uint64_t n_tensors;
-	uint64_t line;
-};
-
-static void on_failed(void *ctx, uint32_t shard, const struct hr_error *error)
-{
-	struct comparison *c = ctx;
-
-	(void)shard;
-	cli_faults_add(c->faults, error);
-}
-
-static const char *base_name(const char *path)
-{
-	const char *slash = strrchr(path, '/');
-
-	return slash ? slash + 1 : path;
-}
-
-/* The shard with that path; if there is none, the only one with that file name. -1: none. */
-static int64_t find_shard(const hr_model *model, const char *path)
-{
-	uint32_t n = hr_model_n_shards(model);
-	int64_t found = -1;
-	unsigned n_found = 0;
-
-	for (uint32_t s = 0; s < n; s++) {
-		struct hr_shard shard = HR_SHARD_INIT;
-
-		if (hr_model_shard(model, s, &shard))
-			continue;
-		if (strcmp(shard.path, path) == 0)
-			return s;
-		if (strcmp(base_name(shard.path), base_name(path)) == 0) {
-			found = s;
-			n_found++;
-		}
-	}
-	return n_found == 1 ? found : -1;
-}
-
-static void tell_difference(struct comparison *c, const char *path, const char *tensor,
-			    const struct hr_digest *expected, const struct hr_digest *got)
-{
-	char expected_hex[65], got_hex[65];
-
-	cli_hex(expected_hex, expected->sha256, sizeof(expected->sha256));
-	cli_hex(got_hex, got->sha256, sizeof(got->sha256));
-	cli_faults_add_text(c->faults, HR_E_DIGEST, path, tensor,
-			    "%s%s%s%s: SHA-256 is %s, %s says %s; the data is damaged, fetch the file again", path,
-			    tensor[0] ? ": tensor '" : "", tensor, tensor[0] ? "'" : "", got_hex, c->args->digests,
-			    expected_hex);
-}
-
-static void compare_shard(struct comparison *c, const struct cli_digest_line *line)
-{
-	char *path = cli_text("%.*s", (int)line->name_len, line->name);
-	int64_t shard = find_shard(c->model, path);
-
-	if (shard < 0) {
-		cli_faults_add_text(c->faults, HR_E_NOTFOUND, path, "",
-				    "%s:%" PRIu64 ": the model has no shard '%s' (or several of that name)",
-				    c->args->digests, c->line, path);
-	} else if (!c->digests.failed[shard]) {
-		struct hr_shard about = HR_SHARD_INIT;
-
-		hr_model_shard(c->model, (uint32_t)shard, &about);
-		if (memcmp(&line->digest, &c->digests.shards[shard], sizeof(line->digest)) == 0)
-			c->n_shards++;
-		else
-			tell_difference(c, about.path, "", &line->digest, &c->digests.shards[shard]);
-	}
-	cli_free(path);
-}
-
-static char *shown_name(const char *name, size_t len)
-{
-	char *text = NULL;
-	size_t text_len = 0;
-	FILE *out = open_memstream(&text, &text_len);
-
-	if (!out)
-		return cli_text("?");
-	cli_put_name(out, name, len);
-	fclose(out);
-	return text ? text : cli_text("?");
-}
-
-static void compare_tensor(struct comparison *c, const struct cli_digest_line *line)
-{
-	char *name = shown_name(line->name, line->name_len);
-	struct hr_tensor tensor = HR_TENSOR_INIT;
-	uint64_t index;
-
-	if (hr_model_find(c->model, line->name, line->name_len, &index) || hr_model_tensor(c->model, index, &tensor)) {
-		cli_faults_add_text(c->faults, HR_E_NOTFOUND, c->args->digests, name,
-				    "%s:%" PRIu64 ": the model has no tensor '%s'", c->args->digests, c->line, name);
-	} else if (!c->digests.failed[tensor.shard]) {
-		struct hr_shard shard = HR_SHARD_INIT;
-
-		hr_model_shard(c->model, tensor.shard, &shard);
-		if (memcmp(&line->digest, &c->digests.tensors[index], sizeof(line->digest)) == 0)
-			c->n_tensors++;
-		else
-			tell_difference(c, shard.path, name, &line->digest, &c->digests.tensors[index]);
-	}
-	cli_free(name);
-}
-
-/* Calls `each` for every line; false if the file cannot be read. */
-static bool walk_lines(struct comparison *c, void (*each)(struct comparison *c, struct cli_digest_line *line))
-{
-	char *text = NULL;
-	size_t room = 0;
-	ssize_t len;
-	bool is_good;
-
-	rewind(c->file);
-	c->line = 0;
-	for (;;) {
-		struct cli_digest_line line;
-
-		len = getline(&text, &room, c->file);
-		if (len < 0)
-			break;
-		c->line++;
-		cli_digest_line_parse(text, (size_t)len, &line);
-		each(c, &line);
-	}
-	is_good = !ferror(c->file);
-	cli_free(text);
-	return is_good;
-}
-
-/* What the file asks for, counted before any data is read. */
-static void count_line(struct comparison *c, struct cli_digest_line *line)
-{
-	c->n_shards += line->kind == CLI_LINE_SHARD;
-	c->n_tensors += line->kind == CLI_LINE_TENSOR;
-	if (line->kind == CLI_LINE_BAD)
-		cli_faults_add_text(c->faults, HR_E_OPTS, c->args->digests, "",
-				    "%s:%" PRIu64
-				    ": neither '<64 hex digits>  <path>' nor '#tensor <64 hex digits>  <name>'",
-				    c->args->digests, c->line);
-}
-
-static void compare_line(struct comparison *c, struct cli_digest_line *line)
-{
-	if (line->kind == CLI_LINE_SHARD)
-		compare_shard(c, line);
-	else if (line->kind == CLI_LINE_TENSOR)
-		compare_tensor(c, line);
-}
-
-static void compare_all(struct comparison *c)
-{
-	bool with_tensors;
-
-	if (!walk_lines(c, count_line)) {
-		cli_faults_add_text(c->faults, HR_E_IO, c->args->digests, "", "cannot read %s: %s", c->args->digests,
-				    strerror(errno));
-		return;
-	}
-	if (!c->n_shards && !c->n_tensors) {
-		cli_faults_add_text(c->faults, HR_E_OPTS, c->args->digests, "",
-				    "%s holds no digests; 'headrace digest' makes them", c->args->digests);
-		return;
-	}
-	with_tensors = c->n_tensors > 0;
-	c->n_shards = c->n_tensors = 0;
-	cli_digests_new(c->model, with_tensors, on_failed, c, &c->digests);
-	walk_lines(c, compare_line);
-}
-
 /* ---- the command ---- */
 
-static void print_json(const hr_model *model, const struct comparison *c)
+static void print_json(const hr_model *model, const struct cli_digest_check *c)
 {
 	const char *warning;
 	struct cli_json json;
@@ -289,17 +106,17 @@ static void print_json(const hr_model *model, const struct comparison *c)
 	cli_json_finish(&json);
 }
 
-static void print_text(const hr_model *model, const struct comparison *c)
+static void print_text(const struct cli_args *args, const hr_model *model, const struct cli_digest_check *c)
 {
 	if (c->faults->n) {
 		fprintf(stderr, "headrace: %zu fault%s found\n", c->faults->n, c->faults->n == 1 ? "" : "s");
 		return;
 	}
 	fputs("ok: ", stdout);
-	cli_put_name(stdout, c->args->names[0], strlen(c->args->names[0]));
+	cli_put_name(stdout, args->names[0], strlen(args->names[0]));
 	printf(": %" PRIu64 " tensors in %" PRIu32 " shard%s, headers sound", hr_model_n_tensors(model),
 	       hr_model_n_shards(model), hr_model_n_shards(model) == 1 ? "" : "s");
-	if (c->args->digests)
+	if (args->digests)
 		printf("; digests of %" PRIu64 " shards and %" PRIu64 " tensors agree", c->n_shards, c->n_tensors);
 	putchar('\n');
 }
@@ -307,15 +124,12 @@ static void print_text(const hr_model *model, const struct comparison *c)
 static int run(const struct cli_args *args)
 {
 	struct cli_faults faults = {0};
-	struct comparison c = {.args = args, .faults = &faults};
+	struct cli_digest_check c = {.path = args->digests, .faults = &faults};
 	hr_model *model = NULL;
 	int rc;
 
-	if (args->digests) {
-		c.file = fopen(args->digests, "re");
-		if (!c.file)
-			return cli_fail(args, HR_E_NOTFOUND, "cannot open %s: %s", args->digests, strerror(errno));
-	}
+	if (args->digests && !cli_digest_check_open(&c))
+		return cli_fail(args, HR_E_NOTFOUND, "cannot open %s: %s", args->digests, strerror(errno));
 	rc = args->n_names == 1 ? hr_model_open(args->names[0], NULL, &model)
 				: hr_model_open_files(args->names, args->n_names, NULL, &model);
 	if (rc) {
@@ -325,16 +139,14 @@ static int run(const struct cli_args *args)
 		c.model = model;
 		cli_warn_model(model);
 		if (c.file)
-			compare_all(&c);
+			cli_digest_check_run(&c);
 	}
 	if (args->json)
 		print_json(model, &c);
 	else
-		print_text(model, &c);
+		print_text(args, model, &c);
 	rc = faults.n ? CLI_BAD : CLI_OK;
-	if (c.file)
-		fclose(c.file);
-	cli_digests_free(&c.digests);
+	cli_digest_check_close(&c);
 	cli_faults_free(&faults);
 	hr_model_close(model);
 	return rc;

@@ -51,4 +51,29 @@ struct cli_digest_line {
 /* Takes one line apart, in place. */
 void cli_digest_line_parse(char *text, size_t len, struct cli_digest_line *line);
 
+/* ---- digest_check.c ---- */
+
+struct cli_faults;
+
+/* One comparison of a model with a list of digests. */
+struct cli_digest_check {
+	/* given */
+	const char *path; /* of the list */
+	const hr_model *model;
+	struct cli_faults *faults;
+	/* found */
+	uint64_t n_shards; /* that agree */
+	uint64_t n_tensors;
+	/* its own */
+	struct cli_digests digests;
+	FILE *file;
+	uint64_t line;
+};
+
+/* Opens the list; false if that fails, with errno. */
+bool cli_digest_check_open(struct cli_digest_check *check);
+/* Reads all data that the list asks for; what does not agree is a fault. */
+void cli_digest_check_run(struct cli_digest_check *check);
+void cli_digest_check_close(struct cli_digest_check *check);
+
 #endif

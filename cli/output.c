@@ -168,6 +168,19 @@ size_t cli_put_name(FILE *out, const char *name, size_t len)
 	return columns;
 }
 
+char *cli_shown_name(const char *name, size_t len)
+{
+	char *text = NULL;
+	size_t text_len = 0;
+	FILE *out = open_memstream(&text, &text_len);
+
+	if (!out)
+		return cli_text("?");
+	cli_put_name(out, name, len);
+	fclose(out);
+	return text ? text : cli_text("?");
+}
+
 size_t cli_name_width(const char *name, size_t len)
 {
 	return cli_put_name(NULL, name, len);

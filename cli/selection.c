@@ -30,6 +30,20 @@ int cli_model_open(const struct cli_args *args, size_t n_names, hr_model **model
 	return rc ? cli_fail_last(args) : 0;
 }
 
+bool cli_is_in_files(const hr_model *model)
+{
+	uint32_t n = hr_model_n_shards(model);
+
+	for (uint32_t i = 0; i < n; i++) {
+		struct hr_shard shard = HR_SHARD_INIT;
+		struct stat st;
+
+		if (hr_model_shard(model, i, &shard) || stat(shard.path, &st) || !S_ISREG(st.st_mode))
+			return false;
+	}
+	return true;
+}
+
 static bool is_device_usable(const char *spec)
 {
 	struct hr_probe_row rows[64];

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The check after a load: every tensor is read back from the device and compared with a plain pread of its
- * file, opened anew by path. It shares nothing with the way the bytes went. Several threads take blocks in
- * file order; after a difference no more are handed out, so the lowest one found is the first there is.
+ * What arrived against what was expected: pieces of tensors are read back from the device and compared with a plain
+ * pread of the files, opened anew by path. It shares nothing with the way the bytes went. What is in no file of its own
+ * (an object of a store) is read by hr_model_read_shard() instead. Several threads take blocks in the order of the
+ * pieces; after a difference no more are handed out, so the lowest one found is the first there is.
  *
  * Lock: `lock` guards all of struct check below the line.
  */
@@ -19,17 +20,16 @@
 #define MAX_THREADS 8
 
 struct check {
-	const struct cli_transfer *transfer;
-	const struct cli_set *set;
+	const struct cli_compare *what;
 
 	pthread_mutex_t lock; /* guards what follows */
-	size_t next;          /* in the set */
-	uint64_t next_offset; /* in that tensor */
+	size_t next;          /* piece */
+	uint64_t next_offset; /* in that piece */
 	uint64_t done_bytes;
 	unsigned n_running;
 	bool is_over;
 	bool is_different;
-	size_t bad; /* in the set: where the first difference is */
+	size_t bad; /* piece where the first difference is */
 	uint64_t bad_offset;
 	uint8_t bad_got, bad_expected;
 	int code; /* of another failure */
@@ -37,7 +37,7 @@ struct check {
 };
 
 struct block {
-	size_t at; /* in the set */
+	size_t piece;
 	uint64_t offset;
 	size_t bytes;
 };
@@ -54,15 +54,16 @@ struct reader {
 
 static bool take_block(struct check *check, struct block *block)
 {
+	const struct cli_compare *what = check->what;
 	bool has_one = false;
 
 	pthread_mutex_lock(&check->lock);
-	while (check->next < check->set->n && check->next_offset == check->set->sizes[check->next]) {
+	while (check->next < what->n && check->next_offset == what->pieces[check->next].bytes) {
 		check->next++;
 		check->next_offset = 0;
 	}
-	if (!check->is_over && check->next < check->set->n && !cli_signals_status()) {
-		uint64_t left = check->set->sizes[check->next] - check->next_offset;
+	if (!check->is_over && check->next < what->n && !cli_signals_status()) {
+		uint64_t left = what->pieces[check->next].bytes - check->next_offset;
 
 		*block = (struct block){check->next, check->next_offset, left < BLOCK_BYTES ? left : BLOCK_BYTES};
 		check->next_offset += block->bytes;
@@ -83,6 +84,12 @@ static void note_failure(struct check *check, int code, const char *message)
 	pthread_mutex_unlock(&check->lock);
 }
 
+static bool fail_last(struct check *check)
+{
+	note_failure(check, hr_error_last()->code, hr_error_last()->message);
+	return false;
+}
+
 static void note_difference(struct reader *reader, const struct block *block)
 {
 	struct check *check = reader->check;
@@ -91,9 +98,9 @@ static void note_difference(struct reader *reader, const struct block *block)
 	while (reader->got[i] == reader->expected[i])
 		i++;
 	pthread_mutex_lock(&check->lock);
-	if (!check->is_different || block->at < check->bad ||
-	    (block->at == check->bad && block->offset + i < check->bad_offset)) {
-		check->bad = block->at;
+	if (!check->is_different || block->piece < check->bad ||
+	    (block->piece == check->bad && block->offset + i < check->bad_offset)) {
+		check->bad = block->piece;
 		check->bad_offset = block->offset + i;
 		check->bad_got = (uint8_t)reader->got[i];
 		check->bad_expected = (uint8_t)reader->expected[i];
@@ -101,6 +108,16 @@ static void note_difference(struct reader *reader, const struct block *block)
 	check->is_different = true;
 	check->is_over = true;
 	pthread_mutex_unlock(&check->lock);
+}
+
+/* ---- what is expected ---- */
+
+static int expected_tensor(const struct cli_compare *what, size_t piece, struct hr_tensor *tensor)
+{
+	uint64_t number = what->pieces[piece].tensor;
+
+	*tensor = (struct hr_tensor)HR_TENSOR_INIT;
+	return hr_model_tensor(what->against, what->twins ? what->twins[number] : number, tensor);
 }
 
 static bool open_shard(struct reader *reader, uint32_t number)
@@ -112,7 +129,7 @@ static bool open_shard(struct reader *reader, uint32_t number)
 		return true;
 	if (reader->fd >= 0)
 		close(reader->fd);
-	hr_model_shard(reader->check->transfer->model, number, &shard);
+	hr_model_shard(reader->check->what->against, number, &shard);
 	reader->fd = open(shard.path, O_RDONLY | O_CLOEXEC);
 	reader->shard = number;
 	if (reader->fd >= 0)
@@ -127,7 +144,7 @@ static bool fail_plainly(struct reader *reader, uint64_t offset, int errno_value
 	struct hr_shard shard = HR_SHARD_INIT;
 	char text[900];
 
-	hr_model_shard(reader->check->transfer->model, reader->shard, &shard);
+	hr_model_shard(reader->check->what->against, reader->shard, &shard);
 	snprintf(text, sizeof(text), "cannot compare: %s at byte %" PRIu64 ": %s", shard.path, offset,
 		 errno_value ? strerror(errno_value) : "the file has become shorter since it was loaded");
 	note_failure(reader->check, errno_value ? HR_E_IO : HR_E_SHORT, text);
@@ -151,19 +168,31 @@ static bool read_plainly(struct reader *reader, uint64_t offset, size_t bytes)
 	return true;
 }
 
+static bool read_expected(struct reader *reader, const struct block *block)
+{
+	const struct cli_compare *what = reader->check->what;
+	struct hr_tensor tensor;
+	uint64_t offset;
+
+	if (expected_tensor(what, block->piece, &tensor))
+		return fail_last(reader->check);
+	offset = tensor.offset + what->pieces[block->piece].start + block->offset;
+	if (what->is_plain)
+		return open_shard(reader, tensor.shard) && read_plainly(reader, offset, block->bytes);
+	if (hr_model_read_shard(what->against, tensor.shard, offset, reader->expected, block->bytes))
+		return fail_last(reader->check);
+	return true;
+}
+
+/* ---- threads ---- */
+
 static bool compare_block(struct reader *reader, const struct block *block)
 {
-	const struct cli_transfer *transfer = reader->check->transfer;
-	const struct cli_set *set = reader->check->set;
-	struct hr_tensor tensor = HR_TENSOR_INIT;
+	const struct cli_piece *piece = &reader->check->what->pieces[block->piece];
 
-	if (hr_model_tensor(transfer->model, set->tensors[block->at], &tensor) ||
-	    hr_buffer_read(transfer->buffers[set->part_of[block->at]], set->offsets[block->at] + block->offset,
-			   reader->got, block->bytes)) {
-		note_failure(reader->check, hr_error_last()->code, hr_error_last()->message);
-		return false;
-	}
-	if (!open_shard(reader, tensor.shard) || !read_plainly(reader, tensor.offset + block->offset, block->bytes))
+	if (hr_buffer_read(piece->buffer, piece->offset + block->offset, reader->got, block->bytes))
+		return fail_last(reader->check);
+	if (!read_expected(reader, block))
 		return false;
 	if (memcmp(reader->got, reader->expected, block->bytes) != 0)
 		note_difference(reader, block);
@@ -191,23 +220,21 @@ static void *run_reader(void *arg)
 
 static void watch(struct check *check)
 {
-	struct cli_progress progress;
+	const struct cli_compare *what = check->what;
 	unsigned n_running;
 
-	cli_progress_start(&progress, "comparing");
 	do {
-		const struct timespec slice = {.tv_nsec = 5000000};
+		const struct timespec slice = {.tv_nsec = 2000000};
 		uint64_t done;
 
 		pthread_mutex_lock(&check->lock);
 		n_running = check->n_running;
 		done = check->done_bytes;
 		pthread_mutex_unlock(&check->lock);
-		cli_progress_show(&progress, done, check->set->bytes);
+		cli_progress_show(what->progress, what->done_before + done, what->total_bytes);
 		if (n_running)
 			nanosleep(&slice, NULL);
 	} while (n_running);
-	cli_progress_end(&progress);
 }
 
 static void run_readers(struct check *check, struct reader *readers, unsigned n)
@@ -233,51 +260,87 @@ static void run_readers(struct check *check, struct reader *readers, unsigned n)
 		cli_free(readers[i].expected);
 }
 
-static int tell_difference(const struct cli_args *args, const struct check *check)
-{
-	struct hr_tensor tensor = HR_TENSOR_INIT;
-	struct hr_shard shard = HR_SHARD_INIT;
-	char *name = NULL;
-	size_t name_len = 0;
-	FILE *text;
-	int status;
+/* ---- the answer ---- */
 
-	hr_model_tensor(check->transfer->model, check->set->tensors[check->bad], &tensor);
-	hr_model_shard(check->transfer->model, tensor.shard, &shard);
-	text = open_memstream(&name, &name_len);
-	if (text) {
-		cli_put_name(text, tensor.name, tensor.name_len);
-		fclose(text);
-	}
-	status = cli_fail(args, HR_E_DIGEST,
-			  "tensor '%.300s' differs from its file at byte %" PRIu64 " (%s, byte %" PRIu64
-			  "): 0x%02x arrived, the file has 0x%02x; report this, with what 'headrace engines' prints",
-			  name ? name : "?", check->bad_offset, shard.path, tensor.offset + check->bad_offset,
-			  check->bad_got, check->bad_expected);
+static int tell_difference(const struct check *check)
+{
+	const struct cli_compare *what = check->what;
+	uint64_t at = what->pieces[check->bad].start + check->bad_offset;
+	struct hr_shard shard = HR_SHARD_INIT;
+	struct hr_tensor tensor;
+	struct hr_error error;
+	char *name, *message;
+
+	expected_tensor(what, check->bad, &tensor);
+	hr_model_shard(what->against, tensor.shard, &shard);
+	name = cli_shown_name(tensor.name, tensor.name_len);
+	message = cli_text("tensor '%.300s' differs from %s at byte %" PRIu64 " (%s, byte %" PRIu64
+			   "): 0x%02x arrived, %s 0x%02x%s",
+			   name, what->model == what->against ? "its file" : "what it is compared with", at, shard.path,
+			   tensor.offset + at, check->bad_got,
+			   what->model == what->against ? "the file has" : "expected was", check->bad_expected,
+			   what->model == what->against ? "; report this, with what 'headrace engines' prints" : "");
+	error = (struct hr_error){.code = HR_E_DIGEST,
+				  .offset = tensor.offset + at,
+				  .stage = "verify",
+				  .path = shard.path,
+				  .tensor = name,
+				  .message = message};
+	cli_fail_with(what->args, &error);
+	cli_free(message);
 	cli_free(name);
-	return status;
+	return CLI_BAD;
 }
 
-int cli_verify(const struct cli_args *args, const struct cli_transfer *transfer, uint64_t *elapsed_ns)
+int cli_compare(const struct cli_compare *what)
 {
-	struct check check = {.transfer = transfer, .set = transfer->set};
+	struct check check = {.what = what};
 	struct reader readers[MAX_THREADS];
 	unsigned n = cli_cpus() < MAX_THREADS ? cli_cpus() : MAX_THREADS;
-	uint64_t start_ns = cli_now_ns();
 
 	pthread_mutex_init(&check.lock, NULL);
 	run_readers(&check, readers, n);
 	pthread_mutex_destroy(&check.lock);
-	*elapsed_ns = cli_now_ns() - start_ns;
+	if (check.is_different || check.code || cli_signals_status())
+		cli_progress_end(what->progress);
 	if (cli_signals_status()) {
-		cli_fail(args, HR_E_CANCELLED, "interrupted while comparing");
+		cli_fail(what->args, HR_E_CANCELLED, "interrupted while comparing");
 		return cli_signals_status();
 	}
 	if (check.is_different)
-		return tell_difference(args, &check);
+		return tell_difference(&check);
 	if (check.code) {
-		cli_fail(args, check.code, "%s", check.message);
+		cli_fail(what->args, check.code, "%s", check.message);
 		return CLI_BAD;
 	}
 	return 0;
+}
+
+int cli_verify(const struct cli_args *args, const struct cli_transfer *transfer, uint64_t *elapsed_ns)
+{
+	const struct cli_set *set = transfer->set;
+	struct cli_piece *pieces = cli_alloc(set->n, sizeof(*pieces));
+	struct cli_progress progress;
+	struct cli_compare what = {.args = args,
+				   .model = transfer->model,
+				   .against = transfer->model,
+				   .is_plain = cli_is_in_files(transfer->model),
+				   .pieces = pieces,
+				   .n = set->n,
+				   .total_bytes = set->bytes,
+				   .progress = &progress};
+	uint64_t start_ns = cli_now_ns();
+	int status;
+
+	for (size_t i = 0; i < set->n; i++)
+		pieces[i] = (struct cli_piece){.tensor = set->tensors[i],
+					       .bytes = set->sizes[i],
+					       .buffer = transfer->buffers[set->part_of[i]],
+					       .offset = set->offsets[i]};
+	cli_progress_start(&progress, "comparing");
+	status = cli_compare(&what);
+	cli_progress_end(&progress);
+	cli_free(pieces);
+	*elapsed_ns = cli_now_ns() - start_ns;
+	return status;
 }

@@ -15,6 +15,8 @@
 /* The model that the operands name: one name of any kind, or several files. Warnings go to stderr.
  * 0 or an exit status, after saying what is wrong. */
 int cli_model_open(const struct cli_args *args, size_t n_names, hr_model **model);
+/* Whether all shards are plain files by their paths. */
+bool cli_is_in_files(const hr_model *model);
 /* The device asked for, or cuda:0 if it can be used, else cpu. 0 or an exit status. */
 int cli_device_open(const struct cli_args *args, hr_device **device);
 void cli_loader_opts(const struct cli_args *args, struct hr_loader_opts *opts);
@@ -116,7 +118,31 @@ uint64_t cli_device_free(hr_device *device); /* 0: not known */
 
 /* ---- verify.c ---- */
 
-/* Compares what is in the buffer with a plain read of the files by path. 0 or an exit status. */
+/* Some bytes of a tensor, where they arrived. */
+struct cli_piece {
+	uint64_t tensor; /* number in the model that was loaded */
+	uint64_t start;  /* first byte, counted from the tensor's first */
+	uint64_t bytes;
+	hr_buffer *buffer;
+	uint64_t offset; /* in the buffer */
+};
+
+/* What arrived, and what it is compared with. */
+struct cli_compare {
+	const struct cli_args *args;
+	hr_model *model;
+	hr_model *against;     /* has the bytes that are expected; perhaps `model` itself */
+	const uint64_t *twins; /* numbers in `against`, by number in `model`; NULL: the same */
+	bool is_plain;         /* `against` is in files, to be opened by path */
+	const struct cli_piece *pieces;
+	size_t n;
+	struct cli_progress *progress;
+	uint64_t done_before, total_bytes; /* for the progress */
+};
+
+/* Compares all pieces. 0, or an exit status after telling the first difference. */
+int cli_compare(const struct cli_compare *what);
+/* Compares what is in the buffers with a plain read of the files by path. 0 or an exit status. */
 int cli_verify(const struct cli_args *args, const struct cli_transfer *transfer, uint64_t *elapsed_ns);
 
 /* ---- stats_text.c ---- */

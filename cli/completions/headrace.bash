@@ -13,6 +13,7 @@ _headrace_options() {
 	digest) echo "--shards --json --help" ;;
 	plan) echo "$loader --only --json --help" ;;
 	engines) echo "--json --help" ;;
+	verify) echo "--against --window $loader --only --json --help" ;;
 	bench)
 		echo "--synthetic --dir --keep --rounds --cold --warm --feed --open --sweep --sweep-slots" \
 			"$loader --only --json --help"
@@ -34,7 +35,7 @@ _headrace_files() {
 }
 
 _headrace() {
-	local commands='ls check load cat digest plan engines bench help version'
+	local commands='ls check load cat digest plan engines verify bench help version'
 	local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]}
 
 	if [ "$COMP_CWORD" -eq 1 ]; then
@@ -49,6 +50,8 @@ _headrace() {
 	--slot) mapfile -t COMPREPLY < <(compgen -W '512KiB 1MiB 2MiB 4MiB' -- "$word") && return ;;
 	--synthetic) mapfile -t COMPREPLY < <(compgen -W 'llama: small: one:' -- "$word") && compopt -o nospace && return ;;
 	--digests) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;
+	--against) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;
+	--window) mapfile -t COMPREPLY < <(compgen -W '16MiB 128MiB 1GiB' -- "$word") && return ;;
 	--dir) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -d -- "$word") && return ;;
 	--readers | --rounds | --only) return ;;
 	esac

@@ -50,6 +50,11 @@ SCHEMAS = {
             "staging_bytes": int, "peak_staging_bytes": int, "peak_pinned_bytes": int, "peak_resident_bytes": int,
             "buffer_bytes": int, "device_taken_bytes": int},
         "note": str, "verified": bool, "verify_seconds?": NUMBER},
+    "verify": {
+        "ok": bool, "device": {"spec": str, "name": str}, "compared_with": str, "tensors": int, "bytes": int, "seconds": NUMBER,
+        "gb_per_second": NUMBER, "windows": int, "window_bytes": int, "engines": ENGINES, "peak_staging_bytes": int,
+        "peak_resident_bytes": int, "verified_shards": int, "verified_tensors": int, "note": str},
+    "verify-digests": {"error": ERROR, "faults": [ERROR]},
     "bench": {
         "kind": str, "machine": MACHINE,
         "model": {"name": str, "synthetic": bool, "tensors": int, "shards": int, "bytes": int},

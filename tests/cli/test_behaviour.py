@@ -230,11 +230,11 @@ def random_lines_are_survived(context):
         "--json", "--long", "-l", "--only", "--only=*", "--only=[", "--only=\\", "--only=[!a-", "*", "--digests", "--digests=two",
         "--digests=one.safetensors", "--staging=1M", "--staging=128K", "--staging", "--slot=64K", "--slot=1G", "--readers=1",
         "--readers=999999999999", "--engine=pread", "--engine=uring", "--engine=", "--caching=fill", "--caching=bypass", "--verify",
-        "--shards", "--open", "--rounds=1", "--force", "--", "-", "", "--device=cpu", "--device=cuda:99999999999", "-h", "-hl", "two",
+        "--shards", "--open", "--rounds=1", "--against=two", "--against=one.safetensors", "--window=64K", "--force", "--", "-", "", "--device=cpu", "--device=cuda:99999999999", "-h", "-hl", "two",
         "one.safetensors", "odd.safetensors", "names.safetensors", "short.safetensors", "nothing", "w", "/dev/null", "/dev/zero",
         "/", ".", "--nonsense", "--json=1", "\xff\xfe".encode("latin-1").decode("utf-8", "surrogateescape"), "x" * 5000]
     for _ in range(250):
-        command = dice.choice(["ls", "check", "load", "cat", "digest", "plan", "engines", "help", "version", "bench"])
+        command = dice.choice(["ls", "check", "load", "cat", "digest", "plan", "engines", "help", "version", "bench", "verify"])
         line = [command] + [dice.choice(words) for _ in range(dice.randrange(5))]
         if command == "bench" and "--open" not in line:
             line.append("--open")
