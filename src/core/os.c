@@ -397,6 +397,46 @@ void hr__os_unmap(void *memory, size_t bytes)
 		munmap(memory, (size_t)hr__round_up(bytes, hr__os_page_bytes()));
 }
 
+int hr__os_map_file(int fd, uint64_t offset, size_t bytes, void **out)
+{
+	void *memory;
+
+	*out = NULL;
+	FAIL_IF_ARMED("mmap_file");
+	memory = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, (off_t)offset);
+	if (memory == MAP_FAILED)
+		return errno;
+	*out = memory;
+	return 0;
+}
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
+int hr__os_populate(void *memory, size_t bytes)
+{
+	FAIL_IF_ARMED("madvise_populate");
+	while (madvise(memory, bytes, MADV_POPULATE_READ))
+		if (errno != EINTR && errno != EAGAIN)
+			return errno == EINVAL ? ENOTSUP : errno;
+	return 0;
+}
+
+/* The kernel cuts one request down to its read-ahead window, which is 128 KiB unless somebody changed it. */
+void hr__os_read_ahead(const struct hr__file *file, uint64_t offset, uint64_t bytes)
+{
+	static const uint64_t step = 128 << 10;
+
+	for (uint64_t at = offset; at < offset + bytes; at += step)
+		posix_fadvise(file->fd, (off_t)at, (off_t)hr__min_u64(step, offset + bytes - at), POSIX_FADV_WILLNEED);
+}
+
+void hr__os_bury(void *memory, size_t bytes)
+{
+	mmap(memory, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
 /* By plain stores: page faults of several threads go on side by side, MADV_POPULATE_WRITE has them queue (measured:
  * 64 MiB by a dozen threads in 1.7 ms against 6.4). */
 void hr__os_touch(void *memory, size_t bytes)

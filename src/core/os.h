@@ -113,6 +113,16 @@ int hr__os_resident(const struct hr__file *file, uint64_t offset, uint64_t bytes
 /* Anonymous memory aligned to 2 MiB with huge pages asked for. `bytes` is rounded up to pages by the callee. */
 int hr__os_map(size_t bytes, void **out);
 void hr__os_unmap(void *memory, size_t bytes);
+/* A read-only, shared mapping of whole pages of a file. Only what is meant to be read by somebody else's DMA, or by a
+ * caller who asked for it, is mapped: a read by the CPU ends the process if somebody truncates the file. */
+int hr__os_map_file(int fd, uint64_t offset, size_t bytes, void **out);
+/* Has the pages of such a mapping in the page cache and in the page table, without touching them. EFAULT: some cannot
+ * be had, the file has become shorter or its storage fails. ENOTSUP: the kernel does not offer it (before 5.14). */
+int hr__os_populate(void *memory, size_t bytes);
+/* Starts to read a range of a file into the page cache, all of it, whatever the size of the read-ahead window. */
+void hr__os_read_ahead(const struct hr__file *file, uint64_t offset, uint64_t bytes);
+/* Takes the memory away but keeps the addresses, so that nobody is given them again. */
+void hr__os_bury(void *memory, size_t bytes);
 /* Makes the pages exist, for the part of staging memory that one thread sets up. */
 void hr__os_touch(void *memory, size_t bytes);
 /* Asks for huge pages where the block holds whole ones. */

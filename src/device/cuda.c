@@ -299,8 +299,11 @@ static int unregister(struct hr__cuda *cuda, const struct hr__cuda_pin *pin, siz
 	int rc = 0;
 
 	for (size_t at = 0; at < bytes; at += pin->segment_bytes) {
-		int one = HR__CU_CHECK(cuda, error, cuMemHostUnregister, pin->base + at);
+		hr__cu_result result = HR__CU(cuMemHostUnregister, pin->base + at);
+		int one = 0;
 
+		if (result != HR__CU_NOT_REGISTERED) /* which it is when an earlier try got so far */
+			one = hr__cuda_check(cuda, error, "cuMemHostUnregister", result);
 		rc = rc ? rc : one;
 	}
 	return rc;
@@ -312,8 +315,7 @@ static int register_segments(struct hr__cuda *cuda, const struct hr__cuda_pin *p
 	for (size_t at = 0; at < pin->bytes; at += pin->segment_bytes) {
 		size_t part = hr__min_u64(pin->segment_bytes, pin->bytes - at);
 		struct hr__device_error ignored;
-		int rc = HR__CU_CHECK(cuda, error, cuMemHostRegister, pin->base + at, part,
-				      HR__CU_HOST_REGISTER_PORTABLE);
+		int rc = HR__CU_CHECK(cuda, error, cuMemHostRegister, pin->base + at, part, pin->flags);
 
 		if (rc && !cuda->broken)
 			unregister(cuda, pin, at, &ignored);
@@ -342,7 +344,31 @@ static int register_somehow(struct hr__cuda *cuda, struct hr__cuda_pin *pin, str
 	return rc;
 }
 
-static int cuda_pin(hr_device *device, void *memory, size_t bytes, struct hr__device_error *error)
+/* In the context. Where the GPU walks the host's own page tables, the driver knows no read-only registrations and
+ * needs none; anywhere else it refuses the plain one too, and its first answer is what is told. */
+static int register_read_only(struct hr__cuda *cuda, struct hr__cuda_pin *pin, struct hr__device_error *error)
+{
+	struct hr__device_error ignored;
+	int rc;
+
+	pin->flags |= HR__CU_HOST_REGISTER_READ_ONLY;
+	rc = register_somehow(cuda, pin, error);
+	if (!rc || cuda->broken || error->system != HR__CU_NOT_SUPPORTED)
+		return rc;
+	pin->flags &= ~(unsigned int)HR__CU_HOST_REGISTER_READ_ONLY;
+	pin->segment_bytes = pin->bytes;
+	return register_segments(cuda, pin, &ignored) ? rc : 0;
+}
+
+static void add_pin(struct hr__cuda *cuda, struct hr__cuda_pin *pin)
+{
+	pthread_mutex_lock(&cuda->lock);
+	pin->next = cuda->pins;
+	cuda->pins = pin;
+	pthread_mutex_unlock(&cuda->lock);
+}
+
+static int pin_somehow(hr_device *device, void *memory, size_t bytes, bool read_only, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
 	struct hr__device_visit visit;
@@ -355,22 +381,30 @@ static int cuda_pin(hr_device *device, void *memory, size_t bytes, struct hr__de
 	}
 	pin->base = memory;
 	pin->bytes = bytes;
+	pin->flags = HR__CU_HOST_REGISTER_PORTABLE;
 	rc = hr__cuda_enter(cuda, &visit, error);
 	if (!rc) {
-		rc = register_somehow(cuda, pin, error);
+		rc = read_only ? register_read_only(cuda, pin, error) : register_somehow(cuda, pin, error);
 		hr__cuda_leave(&visit);
 	}
 	if (rc) {
 		hr__free(pin);
 		return rc;
 	}
-	pthread_mutex_lock(&cuda->lock);
-	pin->next = cuda->pins;
-	cuda->pins = pin;
-	pthread_mutex_unlock(&cuda->lock);
 	if (pin->segment_bytes < bytes)
 		cuda->n_segmented++;
+	add_pin(cuda, pin);
 	return 0;
+}
+
+static int cuda_pin(hr_device *device, void *memory, size_t bytes, struct hr__device_error *error)
+{
+	return pin_somehow(device, memory, bytes, false, error);
+}
+
+static int cuda_pin_read_only(hr_device *device, void *memory, size_t bytes, struct hr__device_error *error)
+{
+	return pin_somehow(device, memory, bytes, true, error);
 }
 
 static struct hr__cuda_pin *take_pin(struct hr__cuda *cuda, const void *memory)
@@ -387,6 +421,7 @@ static struct hr__cuda_pin *take_pin(struct hr__cuda *cuda, const void *memory)
 	return pin;
 }
 
+/* What could not be unregistered stays known, so that it can be tried again. */
 static int cuda_unpin(hr_device *device, void *memory, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
@@ -404,10 +439,14 @@ static int cuda_unpin(hr_device *device, void *memory, struct hr__device_error *
 		rc = unregister(cuda, pin, pin->bytes, error);
 		hr__cuda_leave(&visit);
 	}
+	if (rc) {
+		add_pin(cuda, pin);
+		return rc;
+	}
 	if (pin->segment_bytes < pin->bytes)
 		cuda->n_segmented--;
 	hr__free(pin);
-	return rc;
+	return 0;
 }
 
 size_t hr__cuda_until_border(struct hr__cuda *cuda, const char *src, size_t bytes)
@@ -454,6 +493,7 @@ const struct hr__device_ops hr__device_cuda = {
 	.alloc = cuda_alloc,
 	.release = cuda_release,
 	.pin = cuda_pin,
+	.pin_read_only = cuda_pin_read_only,
 	.unpin = cuda_unpin,
 	.read_back = cuda_read_back,
 	.window_alloc = hr__cuda_window_alloc,

@@ -32,6 +32,7 @@ struct hr__cuda_pin {
 	char *base;
 	size_t bytes;
 	size_t segment_bytes; /* = bytes if in one piece */
+	unsigned int flags;   /* of the registration */
 };
 
 /* Memory given out by hr__device_ops.window_alloc. */

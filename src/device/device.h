@@ -66,8 +66,10 @@ struct hr__device_ops {
 	 * retire was told of. */
 	int (*alloc)(hr_device *device, uint64_t bytes, void **out, struct hr__device_error *error);
 	int (*release)(hr_device *device, void *memory, uint64_t bytes, struct hr__device_error *error);
-	/* Registers host memory for copies, portably; unpin undoes it. No-ops on cpu. */
+	/* Registers host memory for copies, portably; unpin undoes it. No-ops on cpu. pin_read_only: memory that the
+	 * process may only read, a mapping of a file; NULL on cpu. */
 	int (*pin)(hr_device *device, void *memory, size_t bytes, struct hr__device_error *error);
+	int (*pin_read_only)(hr_device *device, void *memory, size_t bytes, struct hr__device_error *error);
 	int (*unpin)(hr_device *device, void *memory, struct hr__device_error *error);
 	/* Copies device memory to host memory and waits. Any thread. */
 	int (*read_back)(hr_device *device, void *dst, const void *src, size_t bytes, struct hr__device_error *error);

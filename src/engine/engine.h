@@ -6,6 +6,17 @@
  * Two kinds. A *blocking* engine offers read(), which any number of reader threads call at once. A *queued* engine
  * offers submit(), reap() and wake(): one thread, the loader's, calls submit and reap; wake may come from any thread.
  *
+ * Where a chunk's bytes are while in motion is the engine's **staging**, one kind for all its life:
+ *
+ *   HR__STAGING_HOST     the loader's pool is host memory, registered with the device, and the engine writes into it
+ *   HR__STAGING_DEVICE   the loader's pool is memory of the device itself, which the engine registers in open()
+ *   HR__STAGING_WINDOW   the loader has no memory: read() maps the bytes where they are, registers that window with
+ *                        the device through env.pin, and sets io->memory to the request's first byte. A window is no
+ *                        larger than env.slot_bytes, if the request lies inside slot_bytes of whole pages; the loader
+ *                        has at most staging_bytes / slot_bytes of them at once. It stays until release(), which the
+ *                        loader calls once for every request that came back with code 0, on a reader's thread, when
+ *                        no copy reads from it any more.
+ *
  * From read() or submit() until the request comes back, the engine owns the request and its memory. It comes back
  * exactly once, with code 0 and every expected byte in place, or with a failure: then the memory holds garbage.
  * Engines retry what is no failure (EINTR, EAGAIN, short reads in mid-file, realigned where the read is direct). They
@@ -32,17 +43,35 @@ struct hr__io {
 	bool staged; /* `memory` is inside the staging memory that open() was told of */
 
 	/* The answer. */
-	int code;   /* 0, HR_E_IO, HR_E_SHORT */
-	int system; /* errno */
-	size_t got; /* bytes that came, in order from the first */
+	int code;         /* 0, HR_E_IO, HR_E_SHORT, or (engines that register memory) HR_E_DEVICE, HR_E_NOMEM */
+	int system;       /* errno; with HR_E_DEVICE the driver's code */
+	size_t got;       /* bytes that came, in order from the first */
+	char reason[200]; /* what failed, in the words of who refused it; empty: errno says it */
+
+	/* Windows: what release() needs. */
+	void *window;
+	size_t window_bytes;
 
 	struct hr__io *next; /* for whoever owns the request */
 };
 
+/* Where a chunk's bytes are while in motion; see above. */
+enum hr__staging {
+	HR__STAGING_HOST = 0,
+	HR__STAGING_DEVICE,
+	HR__STAGING_WINDOW,
+};
+
 struct hr__engine_env {
-	void *staging;
+	void *staging; /* NULL for windows */
 	size_t staging_bytes;
-	unsigned depth; /* requests in flight at most (queued engines) */
+	unsigned depth;    /* requests in flight at most (queued engines) */
+	size_t slot_bytes; /* of staging */
+	/* Registers memory, which is never written through, with the loader's device, and takes that back. NULL where
+	 * the device is host memory. Any thread. 0, or HR_E_* with the driver's code and reason in the request. */
+	int (*pin)(void *device, void *memory, size_t bytes, struct hr__io *io);
+	int (*unpin)(void *device, void *memory, struct hr__io *io);
+	void *device; /* first argument of both */
 };
 
 #define HR__ENGINE_BLOCKING   1u
@@ -53,12 +82,15 @@ struct hr__engine_ops {
 	const char *name;
 	uint32_t id; /* enum hr_engine */
 	uint32_t caps;
+	enum hr__staging staging;
 	size_t state_bytes;
 	/* Whether it can be used here, and for this file if one is given. 0, or HR_E_UNSUPPORTED with the reason. */
 	int (*probe)(const struct hr__file *file, char *reason, size_t reason_bytes);
 	/* `state` is zeroed memory of state_bytes. 0, or HR_E_UNSUPPORTED or HR_E_NOMEM with the reason. */
 	int (*open)(void *state, const struct hr__engine_env *env, char *reason, size_t reason_bytes);
 	void (*read)(void *state, struct hr__io *io);
+	/* Windows only: takes back what read() gave. Any thread. */
+	void (*release)(void *state, struct hr__io *io);
 	void (*submit)(void *state, struct hr__io *io);
 	/* Waits for at least one answer or a wake(); gives up to `max` requests back through `done`. */
 	size_t (*reap)(void *state, struct hr__io **done, size_t max);
@@ -66,7 +98,7 @@ struct hr__engine_ops {
 	void (*close)(void *state);
 };
 
-extern const struct hr__engine_ops hr__engine_pread, hr__engine_uring;
+extern const struct hr__engine_ops hr__engine_pread, hr__engine_uring, hr__engine_mapped;
 
 /* The table: NULL-terminated, best first. */
 const struct hr__engine_ops *const *hr__engines(void);

@@ -13,6 +13,7 @@ extern const struct hr__engine_ops hr__engine_fake, hr__engine_fake_queue; /* te
 static const struct hr__engine_ops *const engines[] = {
 	&hr__engine_uring,
 	&hr__engine_pread,
+	&hr__engine_mapped,
 #ifdef HR_TEST
 	&hr__engine_fake,
 	&hr__engine_fake_queue,

@@ -3,6 +3,8 @@
  * How a chunk is read: by which engine, and through or around the page cache. Decided for each chunk, on the reader's
  * thread and without the lock, since asking what is resident is a system call.
  *
+ * An engine that stages in windows of the page cache reads all there is, and always through it.
+ *
  * With no engine named, bytes that are in the page cache are copied by the blocking engine, on as many threads as
  * there are readers; cold ones go to the queued engine where there is one, which costs a tenth of the CPU time.
  */
@@ -49,8 +51,13 @@ void hr__choose(const hr_loader *loader, const struct hr_job *job, const struct 
 {
 	const struct hr__source *source = hr__model_source(job->model, chunk->source);
 	bool is_asked = loader->caching == HR_CACHING_AUTO || (loader->blocking && loader->queued);
-	bool resident = is_asked && loader->caching != HR_CACHING_BYPASS && is_resident(source, chunk);
+	bool resident;
 
+	if (loader->pool.staging == HR__STAGING_WINDOW) {
+		*out = (struct hr__choice){loader->blocking, false};
+		return;
+	}
+	resident = is_asked && loader->caching != HR_CACHING_BYPASS && is_resident(source, chunk);
 	out->direct = wants_direct(loader, job, source, resident);
 	if (!loader->queued || (loader->blocking && resident && !out->direct))
 		out->engine = loader->blocking;
@@ -64,8 +71,26 @@ static bool fits(const struct hr__file *file, uint64_t slot_bytes)
 	return file->offset_align <= slot_bytes / 2 && slot_bytes % file->offset_align == 0;
 }
 
+/* A window is whole pages of a file that has pages in the cache. */
+static int check_windows(const hr_loader *loader, const hr_model *model)
+{
+	for (uint32_t i = 0; i < hr__model_n_sources(model); i++) {
+		const struct hr__source *source = hr__model_source(model, i);
+
+		if (source->file.fd >= 0 && !source->file.is_block && source->base % hr__os_page_bytes() == 0)
+			continue;
+		return hr__fail_at(&(struct hr__where){.stage = "plan", .path = source->path, .offset = HR_NO_OFFSET},
+				   HR_E_UNSUPPORTED,
+				   "%s has no pages in the page cache that engine %s could use; use engine auto",
+				   source->path, loader->blocking->name);
+	}
+	return 0;
+}
+
 int hr__choose_check(const hr_loader *loader, const hr_model *model)
 {
+	if (loader->pool.staging == HR__STAGING_WINDOW)
+		return check_windows(loader, model);
 	for (uint32_t i = 0; i < hr__model_n_sources(model); i++) {
 		const struct hr__source *source = hr__model_source(model, i);
 		const char *fs = hr__os_fs_name(source->file.fs_magic);
@@ -134,14 +159,17 @@ void hr__choose_note(const hr_loader *loader, const struct hr_job *job, char *ou
 	}
 }
 
-uint32_t hr__choose_align(const hr_model *model, uint64_t slot_bytes)
+uint32_t hr__choose_align(const hr_loader *loader, const hr_model *model)
 {
 	uint64_t align = HR__PLAN_ALIGN;
+
+	if (loader->pool.staging == HR__STAGING_WINDOW)
+		return (uint32_t)hr__max_u64(align, hr__os_page_bytes());
 
 	for (uint32_t i = 0; i < hr__model_n_sources(model); i++) {
 		const struct hr__file *file = &hr__model_source(model, i)->file;
 
-		if (file->direct_fd >= 0 && fits(file, slot_bytes))
+		if (file->direct_fd >= 0 && fits(file, loader->pool.slot_bytes))
 			align = hr__max_u64(align, file->offset_align);
 	}
 	return (uint32_t)align;

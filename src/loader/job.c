@@ -197,8 +197,8 @@ int hr__job_new(hr_loader *loader, hr_model *model, const struct hr__job_request
 				      job->n_spans,
 				      loader->pool.slot_bytes,
 				      HR__MAX_GAP_BYTES,
-				      hr__choose_align(model, loader->pool.slot_bytes),
-				      HR__MAX_IOV / 2};
+				      hr__choose_align(loader, model),
+				      loader->pool.staging == HR__STAGING_WINDOW ? HR__MAX_COPIES : HR__MAX_IOV / 2};
 	*out = job;
 	return 0;
 }
@@ -330,7 +330,8 @@ void hr__job_fail_read(struct hr_job *job, const struct hr__io *io, const struct
 			     source->path, where.offset, io->got, io->expected, source->bytes);
 	else
 		hr__job_fail(job, io->code, &where, "%s: reading %zu bytes at %" PRIu64 " failed: %s", source->path,
-			     io->asked, where.offset, strerror_r(io->system, text, sizeof(text)));
+			     io->asked, where.offset,
+			     io->reason[0] ? io->reason : strerror_r(io->system, text, sizeof(text)));
 }
 
 void hr__job_arrived(struct hr_job *job, const struct hr__chunk *chunk, size_t from, size_t to)

@@ -16,6 +16,7 @@
 #define DEFAULT_SLOT_BYTES    ((uint64_t)2 << 20)
 #define DEFAULT_MAX_READERS   12
 #define SLOT_UNIT             ((uint64_t)64 << 10)
+#define MAX_WINDOW_BYTES      ((uint64_t)64 << 20) /* larger ones do not register faster */
 #define MAX_STAGING_BYTES     ((uint64_t)1 << 40)
 
 int hr__loader_here(const hr_loader *loader)
@@ -27,14 +28,31 @@ int hr__loader_here(const hr_loader *loader)
 
 /* ---- options ---- */
 
+/* Where the engine that was asked for has its bytes while they move. */
+static enum hr__staging staging_of(const struct hr_loader_opts *opts)
+{
+	const struct hr__engine_ops *named = opts->engine ? hr__engine_find(opts->engine) : NULL;
+
+	return named ? named->staging : HR__STAGING_HOST;
+}
+
+/* At least 32 slots, if they can be had: readers and copies each hold a dozen. Of windows one is copied from, one is
+ * made, one is taken back, and one lies between. */
+static uint64_t default_slot_bytes(const struct hr_loader_opts *opts)
+{
+	bool windows = staging_of(opts) == HR__STAGING_WINDOW;
+	uint64_t most = windows ? MAX_WINDOW_BYTES : DEFAULT_SLOT_BYTES;
+
+	return hr__max_u64(hr__min_u64(most, opts->staging_bytes / (windows ? 4 : 32) / SLOT_UNIT * SLOT_UNIT),
+			   HR_MIN_SLOT_BYTES);
+}
+
 static int check_sizes(struct hr_loader_opts *opts)
 {
 	if (!opts->staging_bytes)
 		opts->staging_bytes = DEFAULT_STAGING_BYTES;
-	if (!opts->slot_bytes) { /* at least 32 slots, if they can be had: readers and copies each hold a dozen */
-		opts->slot_bytes = hr__min_u64(DEFAULT_SLOT_BYTES, opts->staging_bytes / 32 / SLOT_UNIT * SLOT_UNIT);
-		opts->slot_bytes = hr__max_u64(opts->slot_bytes, HR_MIN_SLOT_BYTES);
-	}
+	if (!opts->slot_bytes)
+		opts->slot_bytes = default_slot_bytes(opts);
 	if (opts->staging_bytes < HR_MIN_STAGING_BYTES || opts->staging_bytes > MAX_STAGING_BYTES)
 		return hr__fail(HR_E_OPTS, "staging of %" PRIu64 " bytes: from %" PRIu64 " bytes to 1 TiB are possible",
 				opts->staging_bytes, HR_MIN_STAGING_BYTES);
@@ -57,14 +75,49 @@ static int check_opts(struct hr_loader_opts *opts)
 		return hr__fail(HR_E_OPTS, "%u readers: at most %u", opts->readers, HR__MAX_READERS);
 	if (!opts->alloc != !opts->release)
 		return hr__fail(HR_E_OPTS, "hr_loader_opts: alloc and release go together");
+	if (staging_of(opts) == HR__STAGING_WINDOW && opts->caching == HR_CACHING_BYPASS)
+		return hr__fail(HR_E_UNSUPPORTED,
+				"engine %s reads from the page cache itself and cannot read around it; use caching "
+				"auto or fill, or another engine",
+				opts->engine);
 	return check_sizes(opts);
 }
 
 /* ---- engines ---- */
 
+static int take_reason(int rc, const struct hr__device_error *error, struct hr__io *io)
+{
+	if (rc) {
+		io->system = error->system;
+		snprintf(io->reason, sizeof(io->reason), "%s", error->reason);
+	}
+	return rc;
+}
+
+static int pin_for_engine(void *device, void *memory, size_t bytes, struct hr__io *io)
+{
+	struct hr__device_error error = {0};
+
+	return take_reason(((hr_device *)device)->ops->pin_read_only(device, memory, bytes, &error), &error, io);
+}
+
+static int unpin_for_engine(void *device, void *memory, struct hr__io *io)
+{
+	struct hr__device_error error = {0};
+
+	return take_reason(((hr_device *)device)->ops->unpin(device, memory, &error), &error, io);
+}
+
 static int open_engine(hr_loader *loader, const struct hr__engine_ops *ops, char *reason, size_t reason_bytes)
 {
-	const struct hr__engine_env env = {loader->pool.memory, (size_t)loader->pool.bytes, HR__QUEUE_DEPTH};
+	bool can_pin = loader->device->ops->pin_read_only;
+	const struct hr__engine_env env = {.staging = loader->pool.memory,
+					   .staging_bytes = (size_t)loader->pool.bytes,
+					   .depth = HR__QUEUE_DEPTH,
+					   .slot_bytes = (size_t)loader->pool.slot_bytes,
+					   .pin = can_pin ? pin_for_engine : NULL,
+					   .unpin = can_pin ? unpin_for_engine : NULL,
+					   .device = loader->device};
 	void *state = hr__calloc(1, ops->state_bytes);
 	int rc = state ? ops->open(state, &env, reason, reason_bytes) : HR_E_NOMEM;
 
@@ -163,8 +216,11 @@ static int start_readers(hr_loader *loader)
 static int pin_pool(hr_loader *loader)
 {
 	struct hr__device_error error = {0};
-	int rc = loader->device->ops->pin(loader->device, loader->pool.memory, (size_t)loader->pool.bytes, &error);
+	int rc;
 
+	if (loader->pool.staging != HR__STAGING_HOST)
+		return 0;
+	rc = loader->device->ops->pin(loader->device, loader->pool.memory, (size_t)loader->pool.bytes, &error);
 	if (rc)
 		return hr__device_fail(loader->device, rc, "cannot register the staging memory", &error);
 	loader->is_pinned = true;
@@ -329,19 +385,28 @@ static int new_loader(hr_device *device, hr_loader **out)
 	return 0;
 }
 
-static int set_up(hr_loader *loader, const struct hr_loader_opts *opts)
+/* Drivers register memory one thread at a time, so more would only wait for one another. */
+static uint32_t default_readers(const struct hr_loader_opts *opts)
 {
 	uint32_t cpus = hr__os_cpus();
+
+	if (staging_of(opts) == HR__STAGING_WINDOW)
+		return 1;
+	return cpus < DEFAULT_MAX_READERS ? cpus : DEFAULT_MAX_READERS;
+}
+
+static int set_up(hr_loader *loader, const struct hr_loader_opts *opts)
+{
 	int rc;
 
 	loader->caching = opts->caching;
-	loader->n_readers = opts->readers ? opts->readers : cpus < DEFAULT_MAX_READERS ? cpus : DEFAULT_MAX_READERS;
+	loader->n_readers = opts->readers ? opts->readers : default_readers(opts);
 	loader->readers = hr__calloc(loader->n_readers, sizeof(*loader->readers));
 	if (!loader->readers)
 		return HR_E_NOMEM;
 	rc = hr__heap_new(loader, opts, &loader->heap);
 	if (!rc)
-		rc = hr__pool_open(&loader->pool, opts->staging_bytes, opts->slot_bytes);
+		rc = hr__pool_open(&loader->pool, staging_of(opts), opts->staging_bytes, opts->slot_bytes);
 	if (!rc)
 		rc = open_engines(loader, opts->engine);
 	if (!rc)

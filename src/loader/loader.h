@@ -50,6 +50,7 @@ enum hr__slot_state {
 	HR__SLOT_FILLING,  /* an engine writes into it */
 	HR__SLOT_FULL,     /* waits for the drainer, or parked for destinations that are not known yet */
 	HR__SLOT_DRAINING, /* copies read from it */
+	HR__SLOT_LEAVING,  /* nothing reads from it any more; its window waits to be taken back by the engine */
 	HR__SLOT_LOST,     /* its read or its copy never came back */
 };
 
@@ -57,8 +58,8 @@ enum hr__slot_state {
  * the lock. */
 struct hr__slot {
 	struct hr__io io;
-	unsigned char *memory;  /* slot_bytes of staging */
-	unsigned char *payload; /* where the chunk's first byte lands in it */
+	unsigned char *memory;  /* slot_bytes of staging; NULL with windows, which have memory only while in use */
+	unsigned char *payload; /* where the chunk's first byte lands in it, or is in the window */
 	struct hr_job *job;     /* guarded by lock */
 	struct hr__chunk chunk;
 	struct hr__envelope envelope;
@@ -69,6 +70,7 @@ struct hr__slot {
 	const struct hr__engine_ops *engine;
 	enum hr__slot_state state; /* guarded by lock; changed by pool.c alone */
 	bool blocks_reader;        /* a reader thread is inside the read; guarded by lock */
+	bool has_window;           /* release() of the engine is due when nothing reads from it; guarded by lock */
 	hr_model *lost_model;      /* keeps the file of a lost slot's read; guarded by lock */
 };
 
@@ -77,7 +79,8 @@ struct hr__slot_list {
 };
 
 struct hr__pool {
-	unsigned char *memory;
+	enum hr__staging staging;
+	unsigned char *memory; /* NULL with windows */
 	struct hr__slot *slots;
 	struct hr__slot *free; /* last in, first out: what was used last is in the CPU's cache; guarded by lock */
 	uint64_t slot_bytes;
@@ -88,7 +91,7 @@ struct hr__pool {
 	uint32_t reserve; /* slots that look-ahead leaves free for chunks somebody waits for */
 };
 
-int hr__pool_open(struct hr__pool *pool, uint64_t staging_bytes, uint64_t slot_bytes);
+int hr__pool_open(struct hr__pool *pool, enum hr__staging staging, uint64_t staging_bytes, uint64_t slot_bytes);
 void hr__pool_close(struct hr__pool *pool);
 /* All under the lock. */
 struct hr__slot *hr__pool_take(struct hr__pool *pool); /* free -> filling; NULL if there is none */
@@ -227,7 +230,7 @@ int hr__choose_check(const struct hr_loader *loader, const hr_model *model);
 bool hr__choose_fill(const struct hr_loader *loader, const hr_model *model);
 void hr__choose_note(const struct hr_loader *loader, const struct hr_job *job, char *out, size_t out_bytes);
 /* The alignment that all sources of a model are content with. */
-uint32_t hr__choose_align(const hr_model *model, uint64_t slot_bytes);
+uint32_t hr__choose_align(const hr_loader *loader, const hr_model *model);
 
 /* ---- the loader ---- */
 
@@ -264,6 +267,7 @@ struct hr_loader {
 	uint32_t n_jobs, n_deadlines;
 	struct hr__slot_list full_slots;
 	struct hr__slot_list queue_slots; /* for the queued engine, not yet submitted */
+	struct hr__slot_list leaving;     /* slots whose windows readers shall take back */
 	uint32_t queue_in_flight;
 	uint32_t n_idle_readers;  /* waiting for `work` */
 	uint32_t n_stuck_readers; /* inside a read of a lost slot */

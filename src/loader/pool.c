@@ -2,7 +2,7 @@
 /*
  * The pool: a fixed number of equal slots of staging memory, made once. Only this file changes a slot's state, and it
  * checks each change. A free slot is poisoned for AddressSanitizer, so that a store into a slot that was given back
- * shows, a pread's too.
+ * shows, a pread's too. Where the engine stages in windows, the pool has no memory, only the right to so many of them.
  */
 #include "loader.h"
 
@@ -26,18 +26,19 @@
 #define UNPOISON(memory, bytes) ((void)(memory), (void)(bytes))
 #endif
 
-int hr__pool_open(struct hr__pool *pool, uint64_t staging_bytes, uint64_t slot_bytes)
+int hr__pool_open(struct hr__pool *pool, enum hr__staging staging, uint64_t staging_bytes, uint64_t slot_bytes)
 {
 	uint32_t n = (uint32_t)(staging_bytes / slot_bytes);
-	void *memory;
+	void *memory = NULL;
 	int error;
 
-	*pool = (struct hr__pool){.slot_bytes = slot_bytes, .bytes = n * slot_bytes, .n_slots = n, .n_free = n};
+	*pool = (struct hr__pool){
+		.staging = staging, .slot_bytes = slot_bytes, .bytes = n * slot_bytes, .n_slots = n, .n_free = n};
 	pool->reserve = n / 4 ? n / 4 : 1;
 	pool->slots = hr__calloc(n, sizeof(*pool->slots));
 	if (!pool->slots)
 		return HR_E_NOMEM;
-	error = hr__os_map(pool->bytes, &memory);
+	error = staging == HR__STAGING_WINDOW ? 0 : hr__os_map(pool->bytes, &memory);
 	if (error) {
 		hr__free(pool->slots);
 		pool->slots = NULL;
@@ -48,7 +49,7 @@ int hr__pool_open(struct hr__pool *pool, uint64_t staging_bytes, uint64_t slot_b
 	for (uint32_t i = n; i-- > 0;) { /* so that slot 0 is taken first */
 		struct hr__slot *slot = &pool->slots[i];
 
-		slot->memory = pool->memory + i * slot_bytes;
+		slot->memory = memory ? pool->memory + i * slot_bytes : NULL;
 		slot->next = pool->free;
 		pool->free = slot;
 	}
@@ -60,7 +61,8 @@ void hr__pool_close(struct hr__pool *pool)
 	if (!pool->slots)
 		return;
 	assert(pool->n_free == pool->n_slots);
-	UNPOISON(pool->memory, pool->bytes);
+	if (pool->memory)
+		UNPOISON(pool->memory, pool->bytes);
 	hr__os_unmap(pool->memory, pool->bytes);
 	hr__free(pool->slots);
 	*pool = (struct hr__pool){0};
@@ -73,12 +75,14 @@ static bool is_allowed(enum hr__slot_state from, enum hr__slot_state to)
 		return to == HR__SLOT_FILLING;
 	case HR__SLOT_FILLING: /* free: the read failed, or went straight to its destination */
 		return to == HR__SLOT_FULL || to == HR__SLOT_LOST || to == HR__SLOT_FREE;
-	case HR__SLOT_FULL: /* free: its job has failed */
-		return to == HR__SLOT_DRAINING || to == HR__SLOT_FREE;
+	case HR__SLOT_FULL: /* free or leaving: its job has failed */
+		return to == HR__SLOT_DRAINING || to == HR__SLOT_FREE || to == HR__SLOT_LEAVING;
 	case HR__SLOT_DRAINING: /* full: pieces are left that have no destination yet */
-		return to == HR__SLOT_FREE || to == HR__SLOT_FULL || to == HR__SLOT_LOST;
-	case HR__SLOT_LOST: /* it came back after all */
+		return to == HR__SLOT_FREE || to == HR__SLOT_FULL || to == HR__SLOT_LOST || to == HR__SLOT_LEAVING;
+	case HR__SLOT_LEAVING:
 		return to == HR__SLOT_FREE;
+	case HR__SLOT_LOST: /* it came back after all */
+		return to == HR__SLOT_FREE || to == HR__SLOT_LEAVING;
 	}
 	return false;
 }
@@ -100,7 +104,8 @@ void hr__pool_move(struct hr__pool *pool, struct hr__slot *slot, enum hr__slot_s
 		slot->next = pool->free;
 		pool->free = slot;
 		pool->n_free++;
-		POISON(slot->memory, pool->slot_bytes);
+		if (slot->memory)
+			POISON(slot->memory, pool->slot_bytes);
 	}
 	slot->state = to;
 }
@@ -114,7 +119,8 @@ struct hr__slot *hr__pool_take(struct hr__pool *pool)
 	pool->free = slot->next;
 	slot->next = NULL;
 	pool->n_free--;
-	UNPOISON(slot->memory, pool->slot_bytes);
+	if (slot->memory)
+		UNPOISON(slot->memory, pool->slot_bytes);
 	hr__pool_move(pool, slot, HR__SLOT_FILLING);
 	return slot;
 }

@@ -7,6 +7,9 @@
  * Who may take a slot: a chunk that somebody waits for (its first destination is known) may take any; look-ahead
  * leaves pool->reserve slots alone, and a chunk that goes into the reserve is cut where the known destinations end, so
  * that it drains and never parks there. That is why feeds whose consumers are slow cannot starve a job.
+ *
+ * Where the engine stages in windows, readers also take back those that nothing reads from any more, and that before
+ * they draw again: taking back is a matter of system and driver calls, which the drainer must not wait for.
  */
 #include "loader.h"
 
@@ -90,7 +93,7 @@ static void prepare(struct hr__slot *slot, bool direct)
 	const struct hr__source *source = hr__model_source(job->model, slot->chunk.source);
 
 	hr__chunk_envelope(&slot->chunk, direct ? job->plan.align : 1, source->bytes, &slot->envelope);
-	slot->payload = slot->memory + slot->envelope.lead;
+	slot->payload = slot->memory ? slot->memory + slot->envelope.lead : NULL;
 	slot->io = (struct hr__io){.file = &source->file,
 				   .offset = source->base + slot->envelope.offset,
 				   .asked = (size_t)slot->envelope.asked,
@@ -151,12 +154,24 @@ static void count_read(hr_loader *loader, struct hr__slot *slot)
 	}
 }
 
+/* Nothing reads from the slot any more: it is free, or its window has to go first. Under the lock. */
+static void vacate(hr_loader *loader, struct hr__slot *slot)
+{
+	if (slot->has_window) {
+		hr__pool_move(&loader->pool, slot, HR__SLOT_LEAVING);
+		slot->job = NULL;
+		hr__slot_push(&loader->leaving, slot);
+	} else {
+		hr__pool_move(&loader->pool, slot, HR__SLOT_FREE);
+	}
+	hr__wake_readers(loader, 1);
+}
+
 void hr__slot_land(hr_loader *loader, struct hr__slot *slot)
 {
 	struct hr_job *job = slot->job;
 
-	hr__pool_move(&loader->pool, slot, HR__SLOT_FREE);
-	hr__wake_readers(loader, 1);
+	vacate(loader, slot);
 	hr__job_landed(job);
 }
 
@@ -198,8 +213,7 @@ static hr_model *find_again(hr_loader *loader, struct hr__slot *slot)
 	slot->lost_model = NULL;
 	if (slot->blocks_reader)
 		loader->n_stuck_readers--;
-	hr__pool_move(&loader->pool, slot, HR__SLOT_FREE);
-	hr__wake_readers(loader, 1);
+	vacate(loader, slot);
 	pthread_cond_broadcast(&loader->idle);
 	return model;
 }
@@ -259,6 +273,10 @@ static void read_blocking(struct hr__reader *reader, struct hr__slot *slot)
 			break;
 		pthread_mutex_unlock(&loader->lock);
 	}
+	if (loader->pool.staging == HR__STAGING_WINDOW && !slot->io.code) {
+		slot->payload = slot->io.memory;
+		slot->has_window = true;
+	}
 	wall = hr__os_now_ns() - wall;
 	cpu = hr__os_thread_cpu_ns() - cpu;
 	count_time(&loader->counts, wall, cpu);
@@ -295,6 +313,21 @@ static void read_slot(struct hr__reader *reader, struct hr__slot *slot, size_t n
 	read_blocking(reader, slot);
 }
 
+/* Takes back the windows that nothing reads from any more. Under the lock, which it gives back in between. */
+static void take_windows_back(hr_loader *loader)
+{
+	struct hr__slot *slot;
+
+	for (slot = hr__slot_pop(&loader->leaving); slot; slot = hr__slot_pop(&loader->leaving)) {
+		pthread_mutex_unlock(&loader->lock);
+		slot->engine->release(loader->blocking_state, &slot->io);
+		pthread_mutex_lock(&loader->lock);
+		slot->has_window = false;
+		hr__pool_move(&loader->pool, slot, HR__SLOT_FREE);
+		pthread_cond_broadcast(&loader->idle);
+	}
+}
+
 /* Waits for a chunk; NULL at the end. The wait counts as one for copies if it is slots that are missing. */
 static struct hr__slot *next_slot(hr_loader *loader, size_t *n_bound)
 {
@@ -305,6 +338,7 @@ static struct hr__slot *next_slot(hr_loader *loader, size_t *n_bound)
 		bool lacks_slots;
 		uint64_t since;
 
+		take_windows_back(loader);
 		slot = draw(loader);
 		if (slot)
 			break;
@@ -338,7 +372,7 @@ static void touch_part(struct hr__reader *reader)
 	uint64_t begin = hr__min_u64(mine * part, pool->bytes);
 	uint64_t end = hr__min_u64(begin + part, pool->bytes);
 
-	if (end > begin && !(loader->device->ops->caps & HR__DEVICE_HOST))
+	if (end > begin && pool->staging == HR__STAGING_HOST && !(loader->device->ops->caps & HR__DEVICE_HOST))
 		hr__os_touch(pool->memory + begin, (size_t)(end - begin));
 	pthread_mutex_lock(&loader->lock);
 	loader->n_touched++;

@@ -13,6 +13,8 @@
  *   host_pointers=1   whether registered host memory has the same address on the device
  *   batch_result=0    what cuMemcpyBatchAsync answers, doing nothing, if not 0
  *   register_mib=0    the largest range that cuMemHostRegister takes; 0 = any
+ *   read_only=1       whether host memory can be registered read-only, as memory that the CPU may only read must be
+ *   host_tables=0     whether the GPU walks the host's page tables, so that such memory is taken without that
  *   delay_us=200      each queued operation starts up to this much later
  *   seed=1            of delays, of the order within a batch, and of which stream goes next
  *   strict=1          an error of the caller's ends the process with a message; 0 only counts it

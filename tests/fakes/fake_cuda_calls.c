@@ -142,7 +142,7 @@ hr__cu_result cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flag
 	BEGIN(NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
 	if (!(flags & HR__CU_HOST_REGISTER_PORTABLE))
 		fake_error("host memory is registered for one device only");
-	return fake_end(fake_range_add(memory, bytes));
+	return fake_end(fake_range_add(memory, bytes, flags));
 }
 
 hr__cu_result cuMemHostUnregister(void *memory)

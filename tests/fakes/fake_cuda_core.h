@@ -24,7 +24,7 @@
 #define FAKE_SETTINGS(X)                                                                                               \
 	X(devices, 1)                                                                                                  \
 	X(memory_mib, 4096)                                                                                            \
-	X(version, 13000) X(pools, 1) X(host_pointers, 1) X(batch_result, 0) X(register_mib, 0) X(delay_us, 200)       \
+	X(version, 13000) X(pools, 1) X(host_pointers, 1) X(batch_result, 0) X(register_mib, 0) X(read_only, 1) X(host_tables, 0) X(delay_us, 200)       \
 		X(seed, 1) X(strict, 1)
 
 struct fake_settings {
@@ -156,7 +156,7 @@ struct fake_block *fake_block_new(struct fake_context *context, size_t bytes); /
 struct fake_block *fake_block_find(uint64_t address, size_t bytes);            /* holding the whole range */
 void fake_block_free(struct fake_block *block);
 long long fake_blocks_live(const struct fake_context *context); /* NULL = of all */
-int fake_range_add(char *base, size_t bytes);
+int fake_range_add(char *base, size_t bytes, unsigned int flags);
 int fake_range_remove(char *base);
 /* 0 and the range that holds these bytes (NULL: none does); INVALID_VALUE if they cross a border. */
 int fake_range_find(const char *base, size_t bytes, struct fake_range **out);

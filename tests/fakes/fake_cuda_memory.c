@@ -3,6 +3,8 @@
  * fake_cuda_core.h. */
 #include "fake_cuda_core.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -160,12 +162,49 @@ long long fake_blocks_live(const struct fake_context *context)
 	return n;
 }
 
-int fake_range_add(char *base, size_t bytes)
+/* Whether all of a range is mapped, and the CPU may write to it. */
+static bool is_mapped(const char *base, size_t bytes, bool *is_writable)
+{
+	uint64_t at = (uint64_t)(uintptr_t)base, end = at + bytes, low, high;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char line[512], rights[8];
+
+	*is_writable = true;
+	while (at < end && maps && fgets(line, sizeof(line), maps)) {
+		if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s", &low, &high, rights) != 3 || at < low || at >= high)
+			continue;
+		*is_writable &= rights[1] == 'w';
+		at = high;
+	}
+	if (maps)
+		fclose(maps);
+	return at >= end;
+}
+
+/* Whether the driver takes a range with these flags: it pins pages for writing unless told otherwise. */
+static int judge(const char *base, size_t bytes, unsigned int flags)
+{
+	bool is_writable;
+
+	if ((flags & HR__CU_HOST_REGISTER_READ_ONLY) && !fake_settings.read_only)
+		return HR__CU_NOT_SUPPORTED;
+	if (!is_mapped(base, bytes, &is_writable))
+		return HR__CU_INVALID_VALUE;
+	if (!is_writable && !(flags & HR__CU_HOST_REGISTER_READ_ONLY) && !fake_settings.host_tables)
+		return HR__CU_INVALID_VALUE;
+	return 0;
+}
+
+int fake_range_add(char *base, size_t bytes, unsigned int flags)
 {
 	struct fake_range *range;
+	int code;
 
 	if (!base || bytes == 0)
 		return HR__CU_INVALID_VALUE;
+	code = judge(base, bytes, flags);
+	if (code)
+		return code;
 	if (fake_settings.register_mib && bytes > (size_t)fake_settings.register_mib << 20)
 		return HR__CU_INVALID_VALUE;
 	for (range = ranges; range; range = range->next)

@@ -12,13 +12,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define N_STATES 5
+#define N_STATES 6
 #define N_SLOTS  7
 
-/* free, filling, full, draining, lost */
+/* free, filling, full, draining, leaving, lost */
 static const bool legal[N_STATES][N_STATES] = {
-	[HR__SLOT_FREE] = {0, 1, 0, 0, 0},     [HR__SLOT_FILLING] = {1, 0, 1, 0, 1}, [HR__SLOT_FULL] = {1, 0, 0, 1, 0},
-	[HR__SLOT_DRAINING] = {1, 0, 1, 0, 1}, [HR__SLOT_LOST] = {1, 0, 0, 0, 0},
+	[HR__SLOT_FREE] = {0, 1, 0, 0, 0, 0},    [HR__SLOT_FILLING] = {1, 0, 1, 0, 0, 1},
+	[HR__SLOT_FULL] = {1, 0, 0, 1, 1, 0},    [HR__SLOT_DRAINING] = {1, 0, 1, 0, 1, 1},
+	[HR__SLOT_LEAVING] = {1, 0, 0, 0, 0, 0}, [HR__SLOT_LOST] = {1, 0, 0, 0, 1, 0},
 };
 
 static void check_counts(const struct hr__pool *pool, uint32_t peak)
@@ -68,7 +69,7 @@ static void keeps_its_counts_true(void **state)
 
 	(void)state;
 	test_random_start(&random, 7);
-	assert_ok(hr__pool_open(&pool, N_SLOTS * HR_MIN_SLOT_BYTES + 4096, HR_MIN_SLOT_BYTES));
+	assert_ok(hr__pool_open(&pool, HR__STAGING_HOST, N_SLOTS * HR_MIN_SLOT_BYTES + 4096, HR_MIN_SLOT_BYTES));
 	assert_int_equal(pool.n_slots, N_SLOTS);
 	for (int step = 0; step < 20000; step++) {
 		random_step(&pool, &random, &peak);
@@ -85,8 +86,10 @@ static void keeps_its_counts_true(void **state)
 /* Brings a slot that was taken into a state. */
 static void bring_to(struct hr__pool *pool, struct hr__slot *slot, enum hr__slot_state state)
 {
-	if (state == HR__SLOT_FULL || state == HR__SLOT_DRAINING)
+	if (state == HR__SLOT_FULL || state == HR__SLOT_DRAINING || state == HR__SLOT_LEAVING)
 		hr__pool_move(pool, slot, HR__SLOT_FULL);
+	if (state == HR__SLOT_LEAVING)
+		hr__pool_move(pool, slot, HR__SLOT_LEAVING);
 	if (state == HR__SLOT_DRAINING)
 		hr__pool_move(pool, slot, HR__SLOT_DRAINING);
 	if (state == HR__SLOT_LOST)
@@ -109,7 +112,8 @@ static bool move_aborts(enum hr__slot_state from, enum hr__slot_state to)
 	if (child == 0) {
 		setrlimit(RLIMIT_CORE, &no_core);
 		signal(SIGABRT, SIG_DFL);
-		if (!freopen("/dev/null", "w", stderr) || hr__pool_open(&pool, HR_MIN_STAGING_BYTES, HR_MIN_SLOT_BYTES))
+		if (!freopen("/dev/null", "w", stderr) ||
+		    hr__pool_open(&pool, HR__STAGING_HOST, HR_MIN_STAGING_BYTES, HR_MIN_SLOT_BYTES))
 			_exit(2);
 		slot = hr__pool_take(&pool);
 		bring_to(&pool, slot, from);

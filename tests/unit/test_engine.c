@@ -26,6 +26,7 @@ struct rig {
 	unsigned char *staging, *want; /* N_SLOTS * SLOT; the file's bytes */
 	const struct hr__engine_ops *ops;
 	void *state;
+	int n_pinned; /* windows that are registered now */
 };
 
 static struct rig rig;
@@ -58,10 +59,42 @@ static int close_file(void **state)
 	return 0;
 }
 
+static int pin(void *device, void *memory, size_t bytes, struct hr__io *io)
+{
+	int armed = hr__fault("test_pin");
+
+	assert_ptr_equal(device, &rig);
+	assert_true(bytes > 0 && (uintptr_t)memory % 4096 == 0 && bytes % 4096 == 0);
+	if (armed) {
+		snprintf(io->reason, sizeof(io->reason), "the test refuses it");
+		io->system = armed;
+		return HR_E_DEVICE;
+	}
+	rig.n_pinned++;
+	return 0;
+}
+
+static int unpin(void *device, void *memory, struct hr__io *io)
+{
+	(void)device;
+	(void)memory;
+	(void)io;
+	if (hr__fault("test_unpin"))
+		return HR_E_DEVICE;
+	rig.n_pinned--;
+	return 0;
+}
+
 /* False, with a line that says why, if it cannot be used here. */
 static bool open_engine(const struct hr__engine_ops *ops)
 {
-	const struct hr__engine_env env = {rig.staging, N_SLOTS * SLOT, N_SLOTS};
+	const struct hr__engine_env env = {.staging = rig.staging,
+					   .staging_bytes = N_SLOTS * SLOT,
+					   .depth = N_SLOTS,
+					   .slot_bytes = SLOT,
+					   .pin = pin,
+					   .unpin = unpin,
+					   .device = &rig};
 	char reason[200] = "";
 	int rc;
 
@@ -83,6 +116,12 @@ static void close_engine(void)
 {
 	rig.ops->close(rig.state);
 	free(rig.state);
+	assert_int_equal(rig.n_pinned, 0);
+}
+
+static bool has_windows(void)
+{
+	return rig.ops->staging == HR__STAGING_WINDOW;
 }
 
 /* Runs a test's body for each engine, and for reads through and around the page cache. */
@@ -94,7 +133,9 @@ static void on_every_engine(void (*body)(bool direct))
 			continue;
 		assert_true(!!((*ops)->caps & HR__ENGINE_BLOCKING) != !!((*ops)->caps & HR__ENGINE_QUEUED));
 		body(false);
-		if (rig.file.direct_fd >= 0)
+		if (has_windows())
+			printf("# no direct reads: %s reads from the page cache\n", (*ops)->name);
+		else if (rig.file.direct_fd >= 0)
 			body(true);
 		else
 			printf("# no direct reads: O_DIRECT is refused here\n");
@@ -103,11 +144,32 @@ static void on_every_engine(void (*body)(bool direct))
 	fake_engine_set(NULL);
 }
 
+/* A window's bytes come to where the test looks for them the way that a device would fetch them. */
+static void run_window(struct hr__io *io)
+{
+	unsigned char *memory = io->memory;
+	int n_before = rig.n_pinned;
+
+	rig.ops->read(rig.state, io);
+	if (io->code) {
+		assert_int_equal(rig.n_pinned, n_before);
+		return;
+	}
+	assert_int_equal(rig.n_pinned, n_before + 1);
+	memcpy(memory, io->memory, io->got);
+	rig.ops->release(rig.state, io);
+	io->memory = memory;
+}
+
 static void run(struct hr__io *io)
 {
 	struct hr__io *done[N_SLOTS];
 	size_t n = 0;
 
+	if (has_windows()) {
+		run_window(io);
+		return;
+	}
 	if (rig.ops->caps & HR__ENGINE_BLOCKING) {
 		rig.ops->read(rig.state, io);
 		return;
@@ -203,7 +265,7 @@ static void failing(bool direct)
 {
 	struct hr__io io = request(rig.staging, 8192, 10000, direct);
 
-	hr__fault_arm(rig.ops->id == HR_ENGINE_URING ? "io_uring_read" : "pread", 1, EIO);
+	hr__fault_arm(has_windows() ? "mmap_file" : rig.ops->id == HR_ENGINE_URING ? "io_uring_read" : "pread", 1, EIO);
 	run(&io);
 	assert_true(hr__fault_fired());
 	hr__fault_arm(NULL, 0, 0);
@@ -228,7 +290,7 @@ static void real_failure(bool direct)
 	io.file = &closed;
 	run(&io);
 	assert_int_equal(io.code, HR_E_IO);
-	assert_int_equal(io.system, EBADF);
+	assert_int_equal(io.system, has_windows() ? EACCES : EBADF);
 	close(write_only);
 }
 
@@ -265,7 +327,7 @@ static void vectored(bool direct)
 	struct iovec iov[] = {{a, sizeof(a)}, {b, sizeof(b)}, {c, sizeof(c)}, {d, sizeof(d)}};
 	struct hr__io io = request(NULL, 333, 100000, false);
 
-	if (direct || !(rig.ops->caps & HR__ENGINE_BLOCKING))
+	if (direct || !(rig.ops->caps & HR__ENGINE_BLOCKING) || has_windows())
 		return;
 	fake_engine_set(&(struct fake_engine_settings){.seed = 6, .short_reads = 1});
 	io.iov = iov;
