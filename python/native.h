@@ -66,6 +66,21 @@ hr_model *native_model(const struct native *native, PyObject *object);
 /* The number of a tensor given by name or number. */
 bool native_tensor_number(const struct native *native, const hr_model *model, PyObject *key, uint64_t *index);
 PyObject *native_tensor_info(const struct native *native, const struct hr_tensor *tensor);
+PyObject *native_name(const struct hr_tensor *tensor);
+PyObject *native_shape(const struct hr_tensor *tensor);
+
+/* In native_blocks.c. A tensor's number, and where it begins in its block: Python sees an array of these as bytes. */
+struct native_place {
+	uint64_t number, start;
+};
+/* Reads on their way to a job. */
+struct native_reads {
+	struct hr_read *reads;
+	size_t n, room;
+};
+PyObject *native_model_blocks(struct model_object *self, PyObject *args, PyObject *kwargs);
+/* Adds the reads of a block, a tuple (places, address, room). */
+bool native_block_reads(PyObject *item, struct native_reads *reads);
 
 /* In native_array.c */
 extern PyType_Spec native_array_spec;
@@ -79,6 +94,8 @@ bool native_loader_enter(struct loader_object *self);
 void native_loader_leave(struct loader_object *self);
 PyObject *native_loader_start(struct loader_object *self, PyObject *args, PyObject *kwargs);
 PyObject *native_loader_feed(struct loader_object *self, PyObject *args, PyObject *kwargs);
+/* One more read, zeroed; NULL with an exception. */
+struct hr_read *native_reads_add(struct native_reads *reads);
 /* Waits for a job in slices. On a signal's exception it cancels first, and waits until nothing can touch the
  * destinations. */
 bool native_job_settle(const struct native *native, hr_job *job, const bool *closing, double timeout);

@@ -46,22 +46,42 @@ static bool read_of(const struct native *native, const hr_model *model, PyObject
 	return native_tensor_number(native, model, key, &read->tensor);
 }
 
-static struct hr_read *reads_of(const struct native *native, const hr_model *model, PyObject *list)
+struct hr_read *native_reads_add(struct native_reads *reads)
 {
-	Py_ssize_t n = PyList_Size(list);
-	struct hr_read *reads = PyMem_Calloc(n ? (size_t)n : 1, sizeof(*reads));
+	size_t room = reads->room ? 2 * reads->room : 64;
+	struct hr_read *more;
 
-	if (!reads) {
-		PyErr_NoMemory();
-		return NULL;
-	}
-	for (Py_ssize_t i = 0; i < n; i++) {
-		if (!read_of(native, model, PyList_GetItem(list, i), &reads[i])) {
-			PyMem_Free(reads);
+	if (reads->n == reads->room) {
+		more = PyMem_Realloc(reads->reads, room * sizeof(*more));
+		if (!more) {
+			PyErr_NoMemory();
 			return NULL;
 		}
+		reads->reads = more;
+		reads->room = room;
 	}
-	return reads;
+	reads->reads[reads->n] = (struct hr_read){0};
+	return &reads->reads[reads->n++];
+}
+
+/* A tuple of five is a read, one of three a block. */
+static bool add_reads(const struct native *native, const hr_model *model, PyObject *item, struct native_reads *reads)
+{
+	struct hr_read *read;
+
+	if (PyTuple_Check(item) && PyTuple_Size(item) == 3)
+		return native_block_reads(item, reads);
+	read = native_reads_add(reads);
+	return read && read_of(native, model, item, read);
+}
+
+static bool reads_of(const struct native *native, const hr_model *model, PyObject *list, struct native_reads *reads)
+{
+	for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
+		if (!add_reads(native, model, PyList_GetItem(list, i), reads))
+			return false;
+	}
+	return true;
 }
 
 /* Seconds to milliseconds that are not 0, for 0 means "no deadline". */
@@ -95,17 +115,18 @@ static struct job_object *job_new(struct loader_object *loader, PyObject *keep)
 static PyObject *start(struct loader_object *loader, hr_model *model, PyObject *list, const struct hr_job_opts *opts,
 		       PyObject *keep)
 {
-	struct hr_read *reads = reads_of(loader->native, model, list);
-	struct job_object *self = reads ? job_new(loader, keep) : NULL;
+	static const struct hr_read none;
+	struct native_reads reads = {0};
+	struct job_object *self = reads_of(loader->native, model, list, &reads) ? job_new(loader, keep) : NULL;
 	int rc;
 
 	if (!self) {
-		PyMem_Free(reads);
+		PyMem_Free(reads.reads);
 		return NULL;
 	}
-	Py_BEGIN_ALLOW_THREADS rc = hr_job_start(loader->loader, model, reads, (size_t)PyList_Size(list), opts,
+	Py_BEGIN_ALLOW_THREADS rc = hr_job_start(loader->loader, model, reads.n ? reads.reads : &none, reads.n, opts,
 						 &self->job);
-	Py_END_ALLOW_THREADS PyMem_Free(reads);
+	Py_END_ALLOW_THREADS PyMem_Free(reads.reads);
 	if (!rc)
 		return (PyObject *)self;
 	native_fail(loader->native);

@@ -50,7 +50,12 @@ static PyObject *decode(const char *bytes, size_t length)
 	return PyUnicode_DecodeUTF8(bytes, (Py_ssize_t)length, "surrogatepass");
 }
 
-static PyObject *shape_of(const struct hr_tensor *tensor)
+PyObject *native_name(const struct hr_tensor *tensor)
+{
+	return decode(tensor->name, tensor->name_len);
+}
+
+PyObject *native_shape(const struct hr_tensor *tensor)
 {
 	PyObject *shape = PyTuple_New((Py_ssize_t)tensor->rank);
 
@@ -86,7 +91,7 @@ PyObject *native_tensor_info(const struct native *native, const struct hr_tensor
 	PyObject *values[] = {
 		decode(tensor->name, tensor->name_len),
 		PyUnicode_InternFromString(hr_dtype_name(tensor->dtype)),
-		shape_of(tensor),
+		native_shape(tensor),
 		PyLong_FromUnsignedLongLong(tensor->bytes),
 		PyLong_FromUnsignedLong(tensor->shard),
 		PyLong_FromUnsignedLongLong(tensor->offset),
@@ -524,6 +529,13 @@ static PyObject *repr(struct model_object *self)
 static PyMethodDef methods[] = {
 	{"tensor", (PyCFunction)(void (*)(void))tensor, METH_O,
 	 "tensor($self, name, /)\n--\n\nThe TensorInfo of a tensor, by name (or number). Raises headrace.TensorNotFound."},
+	{"blocks", (PyCFunction)(void (*)(void))native_model_blocks, METH_VARARGS | METH_KEYWORDS,
+	 "blocks($self, names=None, *, small_bytes=1048576, block_bytes=16777216)\n--\n\n"
+	 "How to lay out tensors so that small ones share memory: a list of (nbytes, names, places, runs).\n\n"
+	 "names: names or numbers, in the order wanted; None: all, in file order. Tensors of small_bytes and more are blocks of\n"
+	 "their own; others share blocks of at most block_bytes. (places, address, nbytes) is a read of Loader.start() then.\n"
+	 "runs: tuples (dtype, shape, first, step, at, stride, count): `count` equal tensors that begin at byte `first` of the\n"
+	 "block and every `step` bytes from there, and are names[at], names[at + stride] and so on. Alignment is 256 bytes."},
 	{"metadata", (PyCFunction)(void (*)(void))metadata, METH_VARARGS | METH_KEYWORDS,
 	 "metadata($self, shard=0)\n--\n\nA shard's __metadata__ as a dict of str, empty if it has none."},
 	{"digest", (PyCFunction)(void (*)(void))digest, METH_VARARGS | METH_KEYWORDS,

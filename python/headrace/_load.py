@@ -8,12 +8,10 @@ from typing import Any, Callable, Iterator, Literal, Sequence, Union
 
 from headrace import _convert
 from headrace import _native as native
-from headrace._native import Array, Loader, Model, TensorInfo
+from headrace._native import Array, Loader, Model
 
 Source = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]], Model]
 Framework = Literal["numpy", "torch", None]
-
-_WINDOW_BYTES = 64 << 20
 
 
 def feed(
@@ -22,12 +20,15 @@ def feed(
     *,
     names: Sequence[str] | None = None,
     framework: Framework = "numpy",
+    share_blocks: bool = True,
     **loader_options: Any,
 ) -> Iterator[tuple[str, Any]]:
     """Loads a checkpoint tensor after tensor: an iterator of (name, tensor), in file order.
 
     source: what open() takes, or a Model. device: "cpu", "cuda", "cuda:N". names: which; None: all.
     framework: "numpy" (cpu only), "torch", or None for headrace.Array. Further options are those of Loader.
+    share_blocks: torch tensors on a GPU that are smaller than 1 MiB and follow one another are views of blocks of up to 16 MiB, which
+    live as long as any of their tensors does; False: each has memory of its own, which takes longer with very many.
 
     All headers are checked before the first tensor comes. Every tensor owns its memory, or shares memory that nothing else writes:
     keep it as long as you like. Raises headrace.Error with file, tensor and byte.
@@ -40,7 +41,7 @@ def feed(
         if model is not source:
             model.close()
         raise
-    return _fed(model, loader, names, framework, model is not source)
+    return _fed(model, loader, names, framework, model is not source, share_blocks)
 
 
 def load(
@@ -70,11 +71,11 @@ def _check(device: str, framework: Framework) -> None:
 
 
 def _fed(
-    model: Model, loader: Loader, names: Sequence[str] | None, framework: Framework, owns_model: bool
+    model: Model, loader: Loader, names: Sequence[str] | None, framework: Framework, owns_model: bool, share_blocks: bool
 ) -> Iterator[tuple[str, Any]]:
     try:
         if framework == "torch" and loader.device != "cpu":
-            yield from _torch_on_gpu(model, loader, names)
+            yield from torch_on_gpu(model, loader, names, share_blocks=share_blocks)
             return
         convert: Callable[[Array], Any] | None = None
         if framework is not None:
@@ -88,52 +89,12 @@ def _fed(
             model.close()
 
 
-def _windows(tensors: Sequence[TensorInfo]) -> Iterator[list[TensorInfo]]:
-    """The same tensors in groups: as many as fit into a window, at least one."""
-    group: list[TensorInfo] = []
-    room = _WINDOW_BYTES
-    for tensor in tensors:
-        if group and tensor.nbytes > room:
-            yield group
-            group, room = [], _WINDOW_BYTES
-        group.append(tensor)
-        room -= tensor.nbytes
-    if group:
-        yield group
+def torch_on_gpu(model: Model, loader: Loader, names: Sequence[str] | None, **how: Any) -> Iterator[tuple[str, Any]]:
+    """In file order, whatever the order of the names."""
+    from headrace import _on_gpu
 
-
-def _torch_on_gpu(model: Model, loader: Loader, names: Sequence[str] | None) -> Iterator[tuple[str, Any]]:
-    """Into memory of torch's own allocator, ordered with its current stream; the next window is on its way while one is handed out."""
-    import torch
-
-    infos = model.tensors if names is None else sorted((model.tensor(name) for name in names), key=lambda info: info.index)
-    kinds = [_convert.torch_dtype_and_shape(info.dtype, info.shape) for info in infos]
-    kind = iter(kinds)
-    device = torch.device(loader.device)
-
-    def begin(group: list[TensorInfo]) -> tuple[list[tuple[str, Any]], native.Job]:
-        pairs = []
-        for info in group:
-            dtype, shape = next(kind)
-            pairs.append((info.name, torch.empty(shape, dtype=dtype, device=device)))
-        stream = torch.cuda.current_stream(device).cuda_stream or 1
-        reads = [(info.index, 0, None, tensor.data_ptr(), info.nbytes) for info, (_, tensor) in zip(group, pairs)]
-        return pairs, loader.start(model, reads, keep=pairs, wait_stream=stream, signal_stream=stream)
-
-    waiting: tuple[list[tuple[str, Any]], native.Job] | None = None
-    for group in _windows(infos):
-        started = begin(group)
-        if waiting:
-            yield from _arrived(*waiting)
-        waiting = started
-    if waiting:
-        yield from _arrived(*waiting)
-
-
-def _arrived(pairs: list[tuple[str, Any]], job: native.Job) -> Iterator[tuple[str, Any]]:
-    job.wait()
-    job.close()
-    yield from pairs
+    numbers = None if names is None else sorted(model.tensor(name).index for name in names)
+    return _on_gpu.tensors(model, loader, numbers, **how)
 
 
 def _shown(pairs: Iterator[tuple[str, Any]], model: Model, names: Sequence[str] | None) -> Iterator[tuple[str, Any]]:

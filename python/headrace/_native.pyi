@@ -23,6 +23,9 @@ class ShardInfo(NamedTuple):
     data_offset: int
     n_tensors: int
 
+Run = tuple[str, tuple[int, ...], int, int, int, int, int]
+Block = tuple[int, list[str], bytes, list[Run]]
+
 @final
 class Model:
     @property
@@ -36,6 +39,9 @@ class Model:
     @property
     def closed(self) -> bool: ...
     def tensor(self, name: str | int, /) -> TensorInfo: ...
+    def blocks(
+        self, names: Sequence[str | int] | None = None, *, small_bytes: int = 1048576, block_bytes: int = 16777216
+    ) -> list[Block]: ...
     def metadata(self, shard: int = 0) -> dict[str, str]: ...
     def digest(self, shard: int = 0) -> str: ...
     def read_shard(self, shard: int, offset: int, nbytes: int, /) -> bytes: ...
@@ -118,7 +124,7 @@ class Loader:
     def start(
         self,
         model: Model,
-        reads: Sequence[tuple[str | int, int, int | None, int, int]],
+        reads: Sequence[tuple[str | int, int, int | None, int, int] | tuple[bytes, int, int]],
         *,
         keep: object = None,
         wait_stream: int = 0,

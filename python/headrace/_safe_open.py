@@ -77,8 +77,11 @@ def _release_loader(key: Any) -> None:
 class _Opened:
     """A model, the framework that its tensors are for, and a loader from the first read on. Counted by those that use it."""
 
-    def __init__(self, model: native.Model, framework: Framework, moved_to: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self, model: native.Model, framework: Framework, moved_to: str, share_blocks: bool, options: dict[str, Any]
+    ) -> None:
         self.model = model
+        self.share_blocks = share_blocks
         self.framework = framework
         self.moved_to = moved_to
         self.options = options
@@ -155,7 +158,7 @@ class _Opened:
         self.check(info)
         if self.framework.device == "cpu":
             return self.finished(self.framework.tensor(self.loader().get(self.model, info.name)))
-        _, tensor = next(iter(_load._torch_on_gpu(self.model, self.loader(), [info.name])))
+        _, tensor = next(iter(_load.torch_on_gpu(self.model, self.loader(), [info.name])))
         return tensor
 
     def finished(self, tensor: Any) -> Any:
@@ -335,7 +338,7 @@ class safe_open:
     filename: a file, a list of files that form one model, a directory, or an index ("model.safetensors.index.json").
     framework: "pt" (or "torch", "pytorch") or "np" (or "numpy"). device: "cpu", "cuda:N", N, a torch.device; others of torch's devices
     are reached through memory of the host. backend: accepted for safetensors' sake; headrace chooses how to read by itself.
-    Further options are those of headrace.Loader (staging_bytes, slot_bytes, engine, caching, readers).
+    share_blocks: as for headrace.feed(). Further options are those of headrace.Loader (staging_bytes, slot_bytes, engine, caching, readers).
 
     All headers are checked here, and no tensor is read. Tensors own their memory, and are still good after the file was closed.
     Raises FileNotFoundError, OSError, and headrace.SafetensorError (also a safetensors.SafetensorError).
@@ -348,6 +351,7 @@ class safe_open:
         device: Any = "cpu",
         *,
         backend: str | None = None,
+        share_blocks: bool = True,
         **loader_options: Any,
     ) -> None:
         self._opened: _Opened | None = None
@@ -364,7 +368,7 @@ class safe_open:
             model = native.open(source)
         except Error as error:
             raise translated(error) from None
-        self._opened = _Opened(model, frame, moved_to, loader_options)
+        self._opened = _Opened(model, frame, moved_to, share_blocks, loader_options)
         if loader_options:
             self._opened.loader()  # a value that is not valid is told here, and not at the first read
 
@@ -436,7 +440,7 @@ class safe_open:
 def _fed(opened: _Opened) -> Any:
     try:
         if opened.framework.device != "cpu":
-            yield from _load._torch_on_gpu(opened.model, opened.loader(), None)
+            yield from _load.torch_on_gpu(opened.model, opened.loader(), None, share_blocks=opened.share_blocks)
             return
         with opened.loader().feed(opened.model) as feed:
             for info, array in feed:
