@@ -47,7 +47,7 @@ def ceilings_of(section):
 
 def bar(row, y, scale):
     rate = row["gb_per_second"]
-    kind = "headrace" if row["peer"] == "headrace" else "peer"
+    kind = "headrace" if row["peer"].startswith("headrace") else "peer"
     middle = y + BAR / 2
     out = [text(LEFT - 8, middle + 4, row["peer"], anchor="end", weight="bold" if kind == "headrace" else "normal")]
     if not rate:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One load by one peer, in a process of its own: loaders.py PEER DEVICE FOLDER. Started by peers.py.
+"""One load by one peer, in a process of its own: loaders.py PEER DEVICE FOLDER [all]. Started by peers.py.
 
 Before the clock starts: imports, the CUDA context, one allocation. Then "ready" is said and "go" waited for. Timed is
 everything from there until every tensor of the checkpoint is on the device and kept: opening, headers, the loader's own
-set-up and buffers. After that the bytes of some tensors are compared with a plain read of the file.
+set-up and buffers. After that the bytes of some tensors ("all": of each) are compared with a plain read of the file.
 
 Each peer is used as its own documentation says is fast, with its defaults otherwise; nothing of the garbage collector
 or of torch is tuned for anybody. Answers are lines of JSON on the descriptor that was standard output; what the
@@ -161,8 +161,33 @@ def runai(paths, device, clock):
     return tensors, None
 
 
+# ---- headrace, as its own documentation says ----
+
+def headrace_load(paths, device, clock, **options):
+    from headrace.torch import load_file as load
+    tensors = load(list(paths), device=device, **options)
+    clock.tensor()
+    return tensors, None
+
+
+def headrace_own(paths, device, clock):
+    return headrace_load(paths, device, clock, share_blocks=False)
+
+
+def headrace_feed(paths, device, clock):
+    import headrace
+    tensors = {}
+    for name, tensor in headrace.feed(list(paths), device, framework="torch"):
+        clock.tensor()
+        tensors[name] = tensor
+    return tensors, None
+
+
 # name: (how, distribution, modules that are imported before the clock starts, what the table says)
 PEERS = {
+    "headrace-torch": (headrace_load, "headrace", ["headrace.torch", "headrace._on_gpu"], "headrace.torch.load_file"),
+    "headrace-torch-feed": (headrace_feed, "headrace", ["headrace._load", "headrace._on_gpu"], "headrace.feed, all kept"),
+    "headrace-torch-own": (headrace_own, "headrace", ["headrace.torch", "headrace._on_gpu"], "load_file(share_blocks=False)"),
     "safetensors": (load_file, "safetensors", ["safetensors.torch"], "load_file(device)"),
     "safetensors-to": (open_and_to, "safetensors", ["safetensors"], "safe_open, then .to(device)"),
     "safetensors-prefetch": (prefetch, "safetensors", ["safetensors"], "prefetch, file by file"),
@@ -205,8 +230,16 @@ def device_free(torch, device):
     return torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else None
 
 
-def check(torch, paths, tensors):
-    """Names of all tensors, bytes of some. Returns what is wrong, in words."""
+def version(distribution):
+    """headrace may be a folder that is only on the path."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return importlib.import_module(distribution).__version__
+
+
+def check(torch, paths, tensors, check_all):
+    """Names of all tensors, bytes of some, or of all. Returns what is wrong, in words."""
     wrong = []
     left = dict.fromkeys(tensors)
     for path in paths:
@@ -215,8 +248,9 @@ def check(torch, paths, tensors):
         for name, _, _ in entries:
             left.pop(name, None)
         with open(path, "rb") as file:
-            for name, offset, size in model_files.sample(entries, CHECKED_TENSORS // len(paths) + 1):
-                if name not in tensors:
+            some = entries if check_all else model_files.sample(entries, CHECKED_TENSORS // len(paths) + 1)
+            for name, offset, size in some:
+                if name not in tensors or size == 0:
                     continue
                 file.seek(offset)
                 there = tensors[name].detach().flatten().view(torch.uint8).cpu().numpy().tobytes()
@@ -225,7 +259,7 @@ def check(torch, paths, tensors):
     return wrong + [f"{name} is in no file" for name in left]
 
 
-def run(peer, device, paths, say):
+def run(peer, device, paths, check_all, say):
     how, distribution, modules, _ = PEERS[peer]
     import torch
     if peer in WANT_CUDA and not device.startswith("cuda"):
@@ -236,7 +270,7 @@ def run(peer, device, paths, say):
         torch.cuda.set_device(device)
         torch.zeros(1, device=device)
         torch.cuda.synchronize()
-    versions = {distribution: importlib.metadata.version(distribution), "torch": torch.__version__}
+    versions = {distribution: version(distribution), "torch": torch.__version__}
     before_peak = reset_peak()
     before_free = device_free(torch, device)
     say(event="ready", versions=versions)
@@ -252,7 +286,7 @@ def run(peer, device, paths, say):
     free = device_free(torch, device)
     say(event="loaded", seconds=seconds, cpu_seconds=cpu, first_tensor_seconds=clock.first(), tensors=len(tensors),
         host_peak_bytes=peak - before_peak, device_taken_bytes=None if free is None else before_free - free)
-    say(event="checked", wrong=check(torch, paths, tensors))
+    say(event="checked", wrong=check(torch, paths, tensors, check_all))
     del kept
 
 
@@ -263,9 +297,9 @@ def main():
     def say(**what):
         print(json.dumps(what), file=answers, flush=True)
 
-    peer, device, folder = sys.argv[1:]
+    peer, device, folder, *more = sys.argv[1:]
     try:
-        run(peer, device, model_files.names(folder), say)
+        run(peer, device, model_files.names(folder), more == ["all"], say)
     except Exception as error:  # whatever a peer throws is its result
         say(event="failed", error=f"{type(error).__name__}: {error}")
     sys.stderr.flush()

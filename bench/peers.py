@@ -57,6 +57,8 @@ def parse_args():
                      help="default: all: " + ", ".join(samples.NAMES))
     run.add_argument("--device", default="cuda:0")
     run.add_argument("--headrace", default="build/cli/headrace", metavar="PATH")
+    run.add_argument("--headrace-python", metavar="DIR",
+                     help="where Python finds the package headrace (default: beside the command, in its build folder)")
     run.add_argument("--safetensors9", metavar="DIR", help="site directory of safetensors 0.9, for the prefetch peers")
     run.add_argument("--dir", default="/var/tmp", help="where synthetic models are made (default /var/tmp)")
     run.add_argument("--keep", action="store_true", help="do not remove synthetic models")
@@ -140,13 +142,13 @@ class Section:
     def fastest(self):
         """Seconds of the fastest sample of any peer, headrace left out: it must not decide who takes part."""
         return min((sample["seconds"] for name, taken in self.taken.items() for sample in taken
-                    if name != samples.HEADRACE and "error" not in sample), default=float("inf"))
+                    if not samples.is_ours(name) and "error" not in sample), default=float("inf"))
 
     def wants(self, name):
         taken = self.taken[name]
         if any("error" in sample for sample in taken):
             return False
-        slow = name != samples.HEADRACE and taken and taken[0]["seconds"] > SLOW_FACTOR * self.fastest()
+        slow = not samples.is_ours(name) and taken and taken[0]["seconds"] > SLOW_FACTOR * self.fastest()
         if slow and len(taken) >= self.args.slow_rounds:
             return False
         if self.deadline and time.monotonic() + self.cost.get(name, 0) > self.deadline:
@@ -179,12 +181,14 @@ class Section:
                   "bytes": payload, "files": len(model_files.names(folder)),
                   "file_system": page_cache.file_system(folder), "ceilings": ceilings, "rows": rows,
                   "cut_short_by_limit": self.cut_short}
-        others = [row for row in rows if row["peer"] != "headrace" and row["runs"]]
-        ours = [row for row in rows if row["peer"] == "headrace" and row["runs"]]
-        if others and ours:
-            best = max(others, key=lambda row: row["gb_per_second"]["median"])
-            result["best_peer"] = best["peer"]
-            result["headrace_to_best_peer"] = (ours[0]["gb_per_second"]["median"] / best["gb_per_second"]["median"])
+        rates = {row["peer"]: row["gb_per_second"]["median"] for row in rows if row["runs"]}
+        others = [name for name in rates if not samples.is_ours(name)]
+        if others and len(others) < len(rates):
+            best = max(others, key=rates.get)
+            result["best_peer"] = best
+            result["to_best_peer"] = {name: rates[name] / rates[best] for name in rates if samples.is_ours(name)}
+            if samples.HEADRACE in rates:
+                result["headrace_to_best_peer"] = rates[samples.HEADRACE] / rates[best]
         return result
 
 
@@ -214,8 +218,10 @@ def print_section(section):
               f"{number(row['first_tensor_seconds'], 1e-3, '{:.1f}'):>9} "
               f"{number(row['extra_gpu_bytes'], 2**20, '{:.0f}'):>8} {number(row['host_rss_bytes'], 2**20, '{:.0f}'):>8} "
               f"{number(row['host_used_bytes'], 2**20, '{:.0f}'):>9}{marks}")
+    ratios = section.get("to_best_peer") or {samples.HEADRACE: section.get("headrace_to_best_peer")}
     if "best_peer" in section:
-        print(f"headrace is {section['headrace_to_best_peer']:.2f} x the best peer ({section['best_peer']})")
+        for name, ratio in ratios.items():
+            print(f"{name} is {ratio:.2f} x the best peer ({section['best_peer']})")
     if section["cut_short_by_limit"]:
         print("the limit on time was reached: some rounds are missing")
 
@@ -295,6 +301,9 @@ def check_args(parser, args):
         args.sections = [parse_section(text, args.rounds) for text in args.section]
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
+    beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(args.headrace))), "python")
+    if args.headrace_python is None and os.path.isdir(os.path.join(beside, "headrace")):
+        args.headrace_python = beside
     if not os.access(args.headrace, os.X_OK):
         parser.error(f"{args.headrace} cannot be run; build it, or give its path with --headrace")
 

@@ -47,17 +47,24 @@ class Decisions(unittest.TestCase):
                 peers.parse_section(wrong, 3)
 
     def test_a_slow_peer_takes_part_in_fewer_rounds(self):
-        made = section({"headrace": [sample(0.01)], "a": [sample(1.0)], "b": [sample(4.9)], "c": [sample(5.1)]})
-        self.assertEqual([made.wants(name) for name in ("headrace", "a", "b", "c")], [True, True, True, False])
+        made = section({"headrace": [sample(0.01)], "runai": [sample(1.0)], "instanttensor": [sample(4.9)], "fastsafetensors": [sample(5.1)]})
+        self.assertEqual([made.wants(name) for name in ("headrace", "runai", "instanttensor", "fastsafetensors")], [True, True, True, False])
 
     def test_headrace_does_not_decide_who_is_slow(self):
-        made = section({"headrace": [sample(0.01)], "a": [sample(1.0)]})
-        self.assertTrue(made.wants("a"))
-        made = section({"headrace": [sample(50.0)], "a": [sample(1.0)]})
+        made = section({"headrace": [sample(0.01)], "runai": [sample(1.0)]})
+        self.assertTrue(made.wants("runai"))
+        made = section({"headrace": [sample(50.0)], "runai": [sample(1.0)]})
         self.assertTrue(made.wants("headrace"))
 
+    def test_headrace_from_python_counts_as_headrace(self):
+        made = section({"headrace-torch": [sample(9.0)], "runai": [sample(1.0)], "instanttensor": [sample(3.0)]})
+        self.assertTrue(made.wants("headrace-torch"))
+        self.assertEqual(made.fastest(), 1.0)
+        self.assertEqual([name for name in samples.NAMES if samples.is_ours(name)],
+                         ["headrace", "headrace-torch", "headrace-torch-feed", "headrace-torch-own"])
+
     def test_a_peer_that_failed_is_not_tried_again(self):
-        self.assertFalse(section({"a": [{"error": "no"}], "b": []}).wants("a"))
+        self.assertFalse(section({"runai": [{"error": "no"}], "instanttensor": []}).wants("runai"))
 
     def test_a_row_is_medians_and_spread_of_good_samples(self):
         taken = [sample(1.0), sample(4.0, prepared=False), sample(2.0), {"error": "died"}]
@@ -94,7 +101,7 @@ class Files(unittest.TestCase):
         model_files.write_tiny(self.scratch.name)
         self.assertEqual(len(model_files.names(self.scratch.name)), 1)
         with open(os.path.join(self.scratch.name, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
-            json.dump({"weight_map": {"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors"}}, file)
+            json.dump({"weight_map": {"runai": "2.safetensors", "instanttensor": "1.safetensors", "fastsafetensors": "2.safetensors"}}, file)
         names = [os.path.basename(path) for path in model_files.names(self.scratch.name)]
         self.assertEqual(names, ["1.safetensors", "2.safetensors"])
 
@@ -167,15 +174,16 @@ class Checking(unittest.TestCase):
         def tobytes(self):
             return self.content
 
-    def check(self, tensors):
+    def check(self, tensors, check_all=False):
         with tempfile.TemporaryDirectory() as folder:
             model_files.write_tiny(folder)
             made = {name: self.Tensor(content) for name, content in tensors.items()}
-            return loaders.check(types.SimpleNamespace(uint8=None), model_files.names(folder), made)
+            return loaders.check(types.SimpleNamespace(uint8=None), model_files.names(folder), made, check_all)
 
     def test_wrong_missing_and_foreign_tensors_are_found(self):
         self.assertEqual(self.check({"t": bytes(range(16))}), [])
-        self.assertEqual(self.check({"t": bytes(16)}), ["t has other bytes than its file"])
+        for check_all in (False, True):
+            self.assertEqual(self.check({"t": bytes(16)}, check_all), ["t has other bytes than its file"])
         self.assertEqual(self.check({}), ["t is missing"])
         self.assertEqual(self.check({"t": bytes(range(16)), "u": b""}), ["u is in no file"])
 
