@@ -350,7 +350,10 @@ struct hr_loader_opts {
 	void *(*alloc)(void *ctx, uint64_t bytes, uint64_t align, void *stream);
 	void (*release)(void *ctx, void *memory, uint64_t bytes, void *stream); /**< see `alloc` */
 	void *alloc_ctx;                                                        /**< first argument of both */
+	uint32_t flags;                                                         /**< HR_LOADER_* */
 };
+/** hr_loader_opts.flags: every job, feed and read verifies, as with HR_JOB_VERIFY. */
+#define HR_LOADER_VERIFY 1u
 /** Start value of a struct hr_loader_opts: its size, all else zero. */
 #define HR_LOADER_OPTS_INIT {sizeof(struct hr_loader_opts)}
 
@@ -392,12 +395,18 @@ struct hr_job_opts {
 	/** If a single read takes longer than this, the job fails with HR_E_TIMEDOUT and settles; the staging
 	 * memory of that read is kept and counted as lost until the read comes back. 0: no deadline. */
 	uint32_t io_timeout_ms;
-	uint32_t flags; /**< none yet */
+	uint32_t flags; /**< HR_JOB_* */
 	/** CUDA stream: our writes start after the work that is queued there now. That work must be able to finish
 	 * without the caller's help; until it has, the loader's other jobs wait behind this one. */
 	void *wait_stream;
 	void *signal_stream; /**< CUDA stream: what is queued there after a good hr_job_wait() sees our writes */
 };
+/**
+ * hr_job_opts.flags: bytes are compared with the checksums that a store keeps (CRC-32C of every 64 KiB or more) before
+ * they are copied to their destination; HR_E_DIGEST names the place where they differ. Whole blocks are read, and
+ * through staging memory always. HR_E_UNSUPPORTED for plain files, which have no checksums.
+ */
+#define HR_JOB_VERIFY 1u
 /** Start value of a struct hr_job_opts: its size, all else zero. */
 #define HR_JOB_OPTS_INIT {sizeof(struct hr_job_opts)}
 
@@ -476,6 +485,8 @@ struct hr_feed_opts {
 #define HR_FEED_OPTS_INIT {sizeof(struct hr_feed_opts)}
 /** hr_feed_opts.flags: deliver in the order of `tensors`. Otherwise in file order, which is faster. */
 #define HR_FEED_GIVEN_ORDER 1u
+/** hr_feed_opts.flags: as HR_JOB_VERIFY. */
+#define HR_FEED_VERIFY 2u
 
 /**
  * Opens a feed. Look-ahead fills staging slots only: memory of a tensor is taken when it is handed out
@@ -532,6 +543,7 @@ struct hr_stats {
 	uint32_t n_readers;          /**< threads for blocking reads */
 	uint32_t n_slots;            /**< in the pool */
 	char note[240];              /**< why a better way was not used; empty if there is nothing to say */
+	uint64_t verified_bytes;     /**< of read_bytes: compared with checksums */
 };
 /** Start value of a struct hr_stats: its size, all else zero. */
 #define HR_STATS_INIT {sizeof(struct hr_stats)}

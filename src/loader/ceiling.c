@@ -66,14 +66,14 @@ static void read_blocks(struct worker *worker)
 	while (!run->error) {
 		uint64_t at = atomic_fetch_add(&run->next, run->block), offset;
 		const struct hr__source *source = at < run->wanted ? locate(run, at, &offset) : NULL;
-		size_t got;
+		size_t got, block;
 		int error;
 
 		if (!source)
 			return;
+		block = (size_t)hr__min_u64(run->block, source->room - offset);
 		error = hr__os_pread_full(direct ? source->file.direct_fd : source->file.fd,
-					  worker->memory + round % run->share, (size_t)run->block,
-					  source->base + offset, &got);
+					  worker->memory + round % run->share, block, source->base + offset, &got);
 		round += run->block;
 		/* A direct read at the end of the file stops at a byte that is no place to go on from; it has all
 		 * there is. */
@@ -177,12 +177,20 @@ static int run_link(struct run *run)
 		       : 0;
 }
 
-static int check_direct(const struct run *run)
+static int check_sources(const struct run *run)
 {
-	for (uint32_t i = 0; i < hr__model_n_sources(run->model); i++)
-		if (hr__model_source(run->model, i)->file.direct_fd < 0)
+	for (uint32_t i = 0; i < hr__model_n_sources(run->model); i++) {
+		const struct hr__source *source = hr__model_source(run->model, i);
+
+		if (run->kind == HR_CEILING_STORAGE && source->file.direct_fd < 0)
 			return hr__fail(HR_E_UNSUPPORTED, "the storage cannot be measured: O_DIRECT is refused for %s",
-					hr__model_source(run->model, i)->path);
+					source->path);
+		if (run->kind == HR_CEILING_CACHED && source->file.fd < 0)
+			return hr__fail(HR_E_UNSUPPORTED,
+					"the page cache cannot be measured: %s is on a block device, "
+					"which is read around it",
+					source->path);
+	}
 	return 0;
 }
 
@@ -280,10 +288,11 @@ int hr_ceiling(hr_loader *loader, hr_model *model, uint32_t kind, uint64_t bytes
 		rc = measure_memory(&run, &own);
 	else if (kind == HR_CEILING_LINK)
 		rc = measure_staged(&run, 1, &own);
-	else if (kind == HR_CEILING_CACHED)
-		rc = measure_staged(&run, (uint32_t)hr__min_u64(loader->n_readers, fit), &own);
 	else
-		rc = check_direct(&run) ? HR_E_UNSUPPORTED
-					: measure_staged(&run, (uint32_t)hr__min_u64(STORAGE_THREADS, fit), &own);
+		rc = check_sources(&run);
+	if (!rc && kind == HR_CEILING_CACHED)
+		rc = measure_staged(&run, (uint32_t)hr__min_u64(loader->n_readers, fit), &own);
+	if (!rc && kind == HR_CEILING_STORAGE)
+		rc = measure_staged(&run, (uint32_t)hr__min_u64(STORAGE_THREADS, fit), &own);
 	return rc ? rc : hr__out_copy(out, &own, sizeof(own), "hr_ceiling");
 }

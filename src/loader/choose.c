@@ -65,10 +65,20 @@ void hr__choose(const hr_loader *loader, const struct hr_job *job, const struct 
 		out->engine = loader->queued;
 }
 
-/* Whether direct reads of a file can be cut to slots. A file system that wants more is read through the cache. */
-static bool fits(const struct hr__file *file, uint64_t slot_bytes)
+void hr__choose_envelope(const struct hr_job *job, const struct hr__chunk *chunk, bool direct, struct hr__envelope *out)
 {
-	return file->offset_align <= slot_bytes / 2 && slot_bytes % file->offset_align == 0;
+	const struct hr__source *source = hr__model_source(job->model, chunk->source);
+
+	hr__chunk_envelope(chunk, direct || job->blocks ? job->plan.align : 1, source->bytes, source->room, out);
+}
+
+/* Whether direct reads of a source can be cut to slots. A file system that wants more is read through the cache. */
+static bool fits(const struct hr__source *source, uint64_t slot_bytes)
+{
+	uint32_t align = source->file.offset_align;
+
+	return align <= slot_bytes / 2 && slot_bytes % align == 0 && source->base % align == 0 &&
+	       (source->room == UINT64_MAX || source->room % align == 0);
 }
 
 /* A window is whole pages of a file that has pages in the cache. */
@@ -96,7 +106,7 @@ int hr__choose_check(const hr_loader *loader, const hr_model *model)
 		const char *fs = hr__os_fs_name(source->file.fs_magic);
 		char text[64];
 
-		if (source->file.direct_fd >= 0 && fits(&source->file, loader->pool.slot_bytes))
+		if (source->file.direct_fd >= 0 && fits(source, loader->pool.slot_bytes))
 			continue;
 		if (source->file.direct_fd >= 0 && loader->caching == HR_CACHING_BYPASS)
 			return hr__fail_at(
@@ -167,10 +177,10 @@ uint32_t hr__choose_align(const hr_loader *loader, const hr_model *model)
 		return (uint32_t)hr__max_u64(align, hr__os_page_bytes());
 
 	for (uint32_t i = 0; i < hr__model_n_sources(model); i++) {
-		const struct hr__file *file = &hr__model_source(model, i)->file;
+		const struct hr__source *source = hr__model_source(model, i);
 
-		if (file->direct_fd >= 0 && fits(file, loader->pool.slot_bytes))
-			align = hr__max_u64(align, file->offset_align);
+		if (source->file.direct_fd >= 0 && fits(source, loader->pool.slot_bytes))
+			align = hr__max_u64(align, source->file.offset_align);
 	}
 	return (uint32_t)align;
 }

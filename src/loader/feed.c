@@ -59,8 +59,10 @@ int hr_feed_open(hr_loader *loader, hr_model *model, const struct hr_feed_opts *
 	rc = hr__loader_here(loader);
 	if (!rc)
 		rc = hr__opts_copy(&own, sizeof(own), opts, "hr_feed_opts");
-	if (!rc && (own.flags & ~HR_FEED_GIVEN_ORDER))
-		rc = hr__fail(HR_E_OPTS, "hr_feed_opts.flags is 0x%x: only HR_FEED_GIVEN_ORDER is known", own.flags);
+	if (!rc && (own.flags & ~(HR_FEED_GIVEN_ORDER | HR_FEED_VERIFY)))
+		rc = hr__fail(HR_E_OPTS,
+			      "hr_feed_opts.flags is 0x%x: only HR_FEED_GIVEN_ORDER and HR_FEED_VERIFY are known",
+			      own.flags);
 	if (rc)
 		return rc;
 	hr__heap_reap(loader->heap, true);
@@ -70,6 +72,7 @@ int hr_feed_open(hr_loader *loader, hr_model *model, const struct hr_feed_opts *
 	request.wait_stream = own.wait_stream;
 	request.signal_stream = own.signal_stream;
 	request.sorted = !(own.flags & HR_FEED_GIVEN_ORDER);
+	request.verify = own.flags & HR_FEED_VERIFY;
 	rc = request.reads ? hr__job_new(loader, model, &request, &feed->job) : HR_E_NOMEM;
 	hr__free((void *)(uintptr_t)request.reads);
 	if (rc) {

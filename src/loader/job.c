@@ -139,6 +139,7 @@ void hr__job_free(struct hr_job *job)
 	hr__free(job->tensors);
 	hr__free(job->targets);
 	hr__free(job->left);
+	hr__free(job->blocks);
 	hr_model_close(job->model);
 	hr__loader_unref(job->loader);
 	hr__free(job);
@@ -199,8 +200,12 @@ int hr__job_new(hr_loader *loader, hr_model *model, const struct hr__job_request
 				      HR__MAX_GAP_BYTES,
 				      hr__choose_align(loader, model),
 				      loader->pool.staging == HR__STAGING_WINDOW ? HR__MAX_COPIES : HR__MAX_IOV / 2};
-	*out = job;
-	return 0;
+	rc = request->verify || loader->verify ? hr__verify_prepare(job) : 0;
+	if (rc)
+		hr__job_free(job);
+	else
+		*out = job;
+	return rc;
 }
 
 /* ---- running; all under the lock ---- */
@@ -274,18 +279,19 @@ void hr__job_landed(struct hr_job *job)
 	hr__job_try_settle(job);
 }
 
-/* What waits for the queued engine is not sent any more: that engine's thread may have nothing to wake up for. */
-static void land_queued(hr_loader *loader, const struct hr_job *job)
+/* What waits for the queued engine is not sent any more, nor verified what waits for that: whose turn it would be may
+ * have nothing to wake up for, or be stuck. */
+static void land_waiting(hr_loader *loader, const struct hr_job *job, struct hr__slot_list *list)
 {
-	struct hr__slot_list all = loader->queue_slots;
+	struct hr__slot_list all = *list;
 	struct hr__slot *slot;
 
-	loader->queue_slots = (struct hr__slot_list){0};
+	*list = (struct hr__slot_list){0};
 	for (slot = hr__slot_pop(&all); slot; slot = hr__slot_pop(&all)) {
 		if (slot->job == job)
 			hr__slot_land(loader, slot);
 		else
-			hr__slot_push(&loader->queue_slots, slot);
+			hr__slot_push(list, slot);
 	}
 }
 
@@ -309,7 +315,8 @@ void hr__job_fail(struct hr_job *job, int code, const struct hr__where *where, c
 	job->in_flight++; /* so that the job does not settle in the middle of this */
 	for (slot = hr__slot_pop(&job->parked); slot; slot = hr__slot_pop(&job->parked))
 		hr__slot_land(job->loader, slot);
-	land_queued(job->loader, job);
+	land_waiting(job->loader, job, &job->loader->queue_slots);
+	land_waiting(job->loader, job, &job->loader->verify_slots);
 	pthread_cond_broadcast(&job->changed);
 	hr__job_landed(job);
 }
@@ -357,18 +364,22 @@ void hr__job_arrived(struct hr_job *job, const struct hr__chunk *chunk, size_t f
 
 /* ---- the waiter's side ---- */
 
-/* The files that a job has read: HR_E_CHANGED if one is no longer what it was. */
+/* The files that a job has read: HR_E_CHANGED if one is no longer what it was. One look is good for all sources of one
+ * owner. */
 static int check_files(const struct hr_job *job)
 {
 	uint32_t last = UINT32_MAX;
+	const void *owner = NULL;
 
 	for (size_t i = 0; i < job->n_spans; i++) {
+		const struct hr__source *source = hr__model_source(job->model, job->spans[i].source);
 		int rc;
 
-		if (job->spans[i].source == last)
+		if (job->spans[i].source == last || (source->ops && source->owner == owner))
 			continue;
 		last = job->spans[i].source;
-		rc = hr__source_check(hr__model_source(job->model, last));
+		owner = source->owner;
+		rc = hr__source_check(source);
 		if (rc)
 			return rc;
 	}
@@ -376,10 +387,10 @@ static int check_files(const struct hr_job *job)
 }
 
 /* Under the lock: whether a look at the files may change the result. A file that ended early was most likely
- * truncated. */
+ * truncated, and bytes that have another checksum replaced. */
 static bool may_be_of_change(const struct hr_job *job)
 {
-	return !job->is_checked && (!job->code || job->code == HR_E_SHORT);
+	return !job->is_checked && (!job->code || job->code == HR_E_SHORT || job->code == HR_E_DIGEST);
 }
 
 int hr__job_result(struct hr_job *job)
@@ -453,12 +464,13 @@ int hr_job_start(hr_loader *loader, hr_model *model, const struct hr_read *reads
 	rc = hr__loader_here(loader);
 	if (!rc)
 		rc = hr__opts_copy(&own, sizeof(own), opts, "hr_job_opts");
-	if (!rc && own.flags)
-		rc = hr__fail(HR_E_OPTS, "hr_job_opts.flags is 0x%x: there are no such flags", own.flags);
+	if (!rc && (own.flags & ~HR_JOB_VERIFY))
+		rc = hr__fail(HR_E_OPTS, "hr_job_opts.flags is 0x%x: only HR_JOB_VERIFY is known", own.flags);
 	if (rc)
 		return rc;
 	hr__heap_reap(loader->heap, true);
 	request.io_timeout_ms = own.io_timeout_ms;
+	request.verify = own.flags & HR_JOB_VERIFY;
 	request.wait_stream = own.wait_stream;
 	request.signal_stream = own.signal_stream;
 	rc = hr__job_new(loader, model, &request, out);

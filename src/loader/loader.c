@@ -71,6 +71,8 @@ static int check_opts(struct hr_loader_opts *opts)
 {
 	if (opts->caching > HR_CACHING_BYPASS)
 		return hr__fail(HR_E_OPTS, "caching %u: auto (0), fill (1) and bypass (2) are known", opts->caching);
+	if (opts->flags & ~HR_LOADER_VERIFY)
+		return hr__fail(HR_E_OPTS, "hr_loader_opts.flags is 0x%x: only HR_LOADER_VERIFY is known", opts->flags);
 	if (opts->readers > HR__MAX_READERS)
 		return hr__fail(HR_E_OPTS, "%u readers: at most %u", opts->readers, HR__MAX_READERS);
 	if (!opts->alloc != !opts->release)
@@ -401,6 +403,7 @@ static int set_up(hr_loader *loader, const struct hr_loader_opts *opts)
 
 	loader->caching = opts->caching;
 	loader->n_readers = opts->readers ? opts->readers : default_readers(opts);
+	loader->verify = opts->flags & HR_LOADER_VERIFY;
 	loader->readers = hr__calloc(loader->n_readers, sizeof(*loader->readers));
 	if (!loader->readers)
 		return HR_E_NOMEM;

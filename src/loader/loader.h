@@ -11,6 +11,8 @@
  *   drainer.c   one thread, the only one that copies: all pieces of all full slots in one batch, one fence per batch;
  *               a slot is free again when its fence is done, never by counting reads
  *   job.c       start, wait, cancel, settle; feed.c is a job whose destinations come one after the other
+ *   checksum.c  compares what was read with the checksums of the source, where a job asks for that: readers do it,
+ *               between full and drained
  *   pool.c      the slots and every change of their states
  *   buffer.c    memory handed out, and taking it back
  *
@@ -48,7 +50,7 @@
 enum hr__slot_state {
 	HR__SLOT_FREE,
 	HR__SLOT_FILLING,  /* an engine writes into it */
-	HR__SLOT_FULL,     /* waits for the drainer, or parked for destinations that are not known yet */
+	HR__SLOT_FULL,     /* waits to be verified, for the drainer, or parked for destinations that are not known */
 	HR__SLOT_DRAINING, /* copies read from it */
 	HR__SLOT_LEAVING,  /* nothing reads from it any more; its window waits to be taken back by the engine */
 	HR__SLOT_LOST,     /* its read or its copy never came back */
@@ -151,6 +153,7 @@ struct hr__counts {
 	uint64_t done_bytes, read_bytes, n_chunks, n_copies, n_batches;
 	uint64_t cached_bytes[HR_N_ENGINES], direct_bytes[HR_N_ENGINES];
 	uint64_t storage_wait_ns, copy_wait_ns, read_cpu_ns;
+	uint64_t verified_bytes;
 };
 
 struct hr_job {
@@ -167,6 +170,9 @@ struct hr_job {
 	uint32_t io_timeout_ms;
 	bool is_feed;
 	bool fill_cold; /* caching auto: cold bytes of this model go through the page cache */
+	/* Verifying: the checksums of each source that is read, by its number; NULL: the job does not verify. Then the
+	 * plan's alignment is that of their blocks, so that every envelope is made of whole ones. */
+	struct hr__source_blocks *blocks;
 	void *signal_stream;
 	uint64_t started_ns;
 
@@ -197,7 +203,7 @@ struct hr__job_request {
 	size_t n_reads;
 	uint32_t io_timeout_ms;
 	void *wait_stream, *signal_stream;
-	bool is_feed, sorted;
+	bool is_feed, sorted, verify;
 };
 int hr__job_new(hr_loader *loader, hr_model *model, const struct hr__job_request *request, struct hr_job **out);
 void hr__job_run(struct hr_job *job);
@@ -216,6 +222,21 @@ void hr__job_fail_read(struct hr_job *job, const struct hr__io *io, const struct
  * failure. */
 int hr__job_result(struct hr_job *job);
 
+/* ---- checksums (checksum.c) ---- */
+
+/* Gets the checksums of all sources that a job reads, and its plan's alignment from them. The spans are there. Errors:
+ * HR_E_UNSUPPORTED (a source has none, or the engine fills no memory of ours), HR_E_OPTS (slots below a block). */
+int hr__verify_prepare(struct hr_job *job);
+/* A block whose bytes are not what the checksum says. */
+struct hr__bad_block {
+	uint64_t number;
+	uint32_t expected, found;
+};
+/* Compares what a full slot has; no lock. False: *bad is the first that differs. */
+bool hr__verify_slot(const struct hr__slot *slot, struct hr__bad_block *bad);
+/* Under the lock. */
+void hr__verify_fail(struct hr_job *job, const struct hr__slot *slot, const struct hr__bad_block *bad);
+
 /* ---- how a chunk is read (choose.c) ---- */
 
 struct hr__choice {
@@ -224,6 +245,9 @@ struct hr__choice {
 };
 void hr__choose(const struct hr_loader *loader, const struct hr_job *job, const struct hr__chunk *chunk,
 		struct hr__choice *out);
+/* What is read for a chunk: whole blocks where the read is direct or verified, else just its bytes. */
+void hr__choose_envelope(const struct hr_job *job, const struct hr__chunk *chunk, bool direct,
+			 struct hr__envelope *out);
 /* At the start of a job: refuses what was asked for by name and cannot be done for these files. */
 int hr__choose_check(const struct hr_loader *loader, const hr_model *model);
 /* caching auto: whether cold bytes of this model should go through the page cache. */
@@ -266,14 +290,16 @@ struct hr_loader {
 	struct hr_job *jobs; /* a ring of those not settled; the one to draw from next */
 	uint32_t n_jobs, n_deadlines;
 	struct hr__slot_list full_slots;
-	struct hr__slot_list queue_slots; /* for the queued engine, not yet submitted */
-	struct hr__slot_list leaving;     /* slots whose windows readers shall take back */
+	struct hr__slot_list queue_slots;  /* for the queued engine, not yet submitted */
+	struct hr__slot_list leaving;      /* slots whose windows readers shall take back */
+	struct hr__slot_list verify_slots; /* full, for whichever reader is free next */
 	uint32_t queue_in_flight;
 	uint32_t n_idle_readers;  /* waiting for `work` */
 	uint32_t n_stuck_readers; /* inside a read of a lost slot */
 	bool queue_reaping, drainer_waiting;
 	uint32_t n_touched; /* readers that have made their part of the pool's pages exist */
 	bool is_closing, is_closed, stop;
+	bool verify; /* every job; set at the opening */
 	struct hr__counts counts;
 	uint64_t total_bytes, total_tensors, opened_ns;
 

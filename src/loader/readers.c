@@ -92,7 +92,7 @@ static void prepare(struct hr__slot *slot, bool direct)
 	const struct hr_job *job = slot->job;
 	const struct hr__source *source = hr__model_source(job->model, slot->chunk.source);
 
-	hr__chunk_envelope(&slot->chunk, direct ? job->plan.align : 1, source->bytes, &slot->envelope);
+	hr__choose_envelope(job, &slot->chunk, direct, &slot->envelope);
 	slot->payload = slot->memory ? slot->memory + slot->envelope.lead : NULL;
 	slot->io = (struct hr__io){.file = &source->file,
 				   .offset = source->base + slot->envelope.offset,
@@ -103,12 +103,13 @@ static void prepare(struct hr__slot *slot, bool direct)
 				   .staged = true};
 }
 
-/* Whether the read can go straight into the destinations: the CPU may write them, all are known, and no deadline
- * could leave the read running after the job has settled. `n_bound` was read under the lock and only grows. */
+/* Whether the read can go straight into the destinations: the CPU may write them, all are known, nothing has to be
+ * verified first, and no deadline could leave the read running after the job has settled. `n_bound` was read under the
+ * lock and only grows. */
 static bool may_go_straight(const hr_loader *loader, const struct hr__slot *slot, bool direct, size_t n_bound)
 {
 	return (loader->device->ops->caps & HR__DEVICE_HOST) && !direct && slot->job->io_timeout_ms == 0 &&
-	       slot->chunk.last < n_bound;
+	       !slot->job->blocks && slot->chunk.last < n_bound;
 }
 
 /* Points the read at its destinations; gaps between them go into the slot, which nobody reads. */
@@ -234,10 +235,36 @@ static void finish_read(hr_loader *loader, struct hr__slot *slot)
 		return;
 	}
 	hr__pool_move(&loader->pool, slot, HR__SLOT_FULL);
+	if (job->blocks && !job->code) { /* for any reader: the queued engine has one thread only */
+		hr__slot_push(&loader->verify_slots, slot);
+		hr__wake_readers(loader, 1);
+		return;
+	}
 	hr__drain(loader, slot);
 }
 
 /* ---- the reader ---- */
+
+static void verify_slot(hr_loader *loader, struct hr__slot *slot)
+{
+	uint64_t cpu = hr__os_thread_cpu_ns();
+	struct hr__bad_block bad;
+	bool good = hr__verify_slot(slot, &bad);
+	struct hr_job *job = slot->job;
+
+	cpu = hr__os_thread_cpu_ns() - cpu;
+	pthread_mutex_lock(&loader->lock);
+	loader->counts.read_cpu_ns += cpu;
+	job->counts.read_cpu_ns += cpu;
+	if (good) {
+		loader->counts.verified_bytes += slot->envelope.expected;
+		job->counts.verified_bytes += slot->envelope.expected;
+	} else {
+		hr__verify_fail(job, slot, &bad);
+	}
+	hr__drain(loader, slot);
+	pthread_mutex_unlock(&loader->lock);
+}
 
 /* To the queued engine's thread. */
 static void hand_over(hr_loader *loader, struct hr__slot *slot)
@@ -328,10 +355,28 @@ static void take_windows_back(hr_loader *loader)
 	}
 }
 
-/* Waits for a chunk; NULL at the end. The wait counts as one for copies if it is slots that are missing. */
-static struct hr__slot *next_slot(hr_loader *loader, size_t *n_bound)
+/* What a reader has got to do. */
+struct task {
+	struct hr__slot *slot; /* NULL: it is to end */
+	size_t n_bound;        /* of its job */
+	bool is_read;          /* and has to be verified */
+};
+
+static bool take_task(hr_loader *loader, struct task *task)
 {
-	struct hr__slot *slot = NULL;
+	task->slot = hr__slot_pop(&loader->verify_slots);
+	task->is_read = task->slot;
+	if (!task->slot)
+		task->slot = draw(loader);
+	if (task->slot)
+		task->n_bound = task->slot->job->n_bound;
+	return task->slot;
+}
+
+/* Waits for something to do. The wait counts as one for copies if it is slots that are missing. */
+static struct task next_task(hr_loader *loader)
+{
+	struct task task = {.slot = NULL};
 
 	pthread_mutex_lock(&loader->lock);
 	while (!loader->stop) {
@@ -339,8 +384,7 @@ static struct hr__slot *next_slot(hr_loader *loader, size_t *n_bound)
 		uint64_t since;
 
 		take_windows_back(loader);
-		slot = draw(loader);
-		if (slot)
+		if (take_task(loader, &task))
 			break;
 		lacks_slots = loader->n_jobs > 0 && loader->pool.n_free == 0;
 		since = lacks_slots ? hr__os_now_ns() : 0;
@@ -355,9 +399,8 @@ static struct hr__slot *next_slot(hr_loader *loader, size_t *n_bound)
 				loader->jobs->counts.copy_wait_ns += waited;
 		}
 	}
-	*n_bound = slot ? slot->job->n_bound : 0;
 	pthread_mutex_unlock(&loader->lock);
-	return slot;
+	return task;
 }
 
 /* Each reader makes its part of the pool's pages exist, all at once: that takes longest of all that setting a pool
@@ -383,15 +426,17 @@ static void touch_part(struct hr__reader *reader)
 void *hr__reader_main(void *arg)
 {
 	struct hr__reader *reader = arg;
-	size_t n_bound;
 
 	touch_part(reader);
 	for (;;) {
-		struct hr__slot *slot = next_slot(reader->loader, &n_bound);
+		struct task task = next_task(reader->loader);
 
-		if (!slot)
+		if (!task.slot)
 			return NULL;
-		read_slot(reader, slot, n_bound);
+		if (task.is_read)
+			verify_slot(reader->loader, task.slot);
+		else
+			read_slot(reader, task.slot, task.n_bound);
 	}
 }
 

@@ -17,6 +17,7 @@ static void put_counts(struct hr_stats *out, const struct hr__counts *counts)
 	out->storage_wait_ns = counts->storage_wait_ns;
 	out->copy_wait_ns = counts->copy_wait_ns;
 	out->read_cpu_ns = counts->read_cpu_ns;
+	out->verified_bytes = counts->verified_bytes;
 	memcpy(out->cached_bytes, counts->cached_bytes, sizeof(out->cached_bytes));
 	memcpy(out->direct_bytes, counts->direct_bytes, sizeof(out->direct_bytes));
 }
@@ -82,7 +83,7 @@ static void plan_chunk(const hr_loader *loader, const struct hr_job *job, const 
 	uint64_t resident = 0;
 
 	hr__choose(loader, job, chunk, &choice);
-	hr__chunk_envelope(chunk, choice.direct ? job->plan.align : 1, source->bytes, &envelope);
+	hr__choose_envelope(job, chunk, choice.direct, &envelope);
 	hr__os_resident(&source->file, source->base + chunk->offset, chunk->bytes, &resident);
 	info->resident_bytes += resident;
 	info->read_bytes += envelope.expected;

@@ -52,8 +52,7 @@ static bool read_block(struct run *run, uint64_t k)
 {
 	uint64_t want = block_bytes(run, k);
 	size_t got;
-	int error = hr__os_pread_full(run->source->file.fd, run->blocks[k & 1], (size_t)want,
-				      run->source->base + k * BLOCK_BYTES, &got);
+	int error = hr__source_pread(run->source, k * BLOCK_BYTES, run->blocks[k & 1], (size_t)want, &got);
 
 	if (!error && got == want)
 		return true;
@@ -206,6 +205,18 @@ static int digest(struct run *run, struct hr_digest *whole)
 	return code;
 }
 
+/* Aligned, for sources that are read around the page cache. */
+static int new_block(struct run *run, int i)
+{
+	size_t bytes = (size_t)block_bytes(run, (uint64_t)i);
+	void *memory;
+
+	if (hr__os_map(bytes, &memory))
+		return hr__fail_nomem(bytes);
+	run->blocks[i] = memory;
+	return 0;
+}
+
 int hr_model_digest(const hr_model *model, uint32_t shard, struct hr_digest *whole, struct hr_digest *tensors,
 		    size_t n_tensors)
 {
@@ -231,14 +242,12 @@ int hr_model_digest(const hr_model *model, uint32_t shard, struct hr_digest *who
 	code = whole ? hr__sha256_new(&run.whole) : 0;
 	if (!code && tensors)
 		code = hr__sha256_new(&run.part);
-	for (int i = 0; i < 2 && !code && (uint64_t)i < run.n_blocks; i++) {
-		run.blocks[i] = hr__malloc((size_t)block_bytes(&run, (uint64_t)i));
-		code = run.blocks[i] ? 0 : HR_E_NOMEM;
-	}
+	for (int i = 0; i < 2 && !code && (uint64_t)i < run.n_blocks; i++)
+		code = new_block(&run, i);
 	if (!code)
 		code = digest(&run, whole);
-	hr__free(run.blocks[0]);
-	hr__free(run.blocks[1]);
+	for (int i = 0; i < 2; i++)
+		hr__os_unmap(run.blocks[i], run.blocks[i] ? (size_t)block_bytes(&run, (uint64_t)i) : 0);
 	hr__sha256_free(run.part);
 	hr__sha256_free(run.whole);
 	return code;

@@ -8,6 +8,7 @@
  */
 #include "source.h"
 
+#include "core/arith.h"
 #include "core/error.h"
 #include "core/mem.h"
 
@@ -16,6 +17,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+
+#define BOUNCE_BYTES ((size_t)256 << 10)
 
 static int fail_to_open(const char *path, int no_symlinks, int error)
 {
@@ -55,6 +58,7 @@ int hr__source_open_file(int directory_fd, const char *name, const char *path, i
 	memset(out, 0, sizeof(*out));
 	out->file.fd = -1;
 	out->file.direct_fd = -1;
+	out->room = UINT64_MAX;
 	error = hr__os_open(directory_fd, name, O_RDONLY | O_NONBLOCK | (no_symlinks ? O_NOFOLLOW : 0), &out->file.fd);
 	if (error)
 		return fail_to_open(path, no_symlinks, error);
@@ -80,8 +84,12 @@ int hr__source_open_file(int directory_fd, const char *name, const char *path, i
 
 void hr__source_close(struct hr__source *source)
 {
-	hr__os_close(source->file.direct_fd);
-	hr__os_close(source->file.fd);
+	if (source->ops) {
+		source->ops->close(source);
+	} else {
+		hr__os_close(source->file.direct_fd);
+		hr__os_close(source->file.fd);
+	}
 	hr__free(source->path);
 	memset(source, 0, sizeof(*source));
 	source->file.fd = -1;
@@ -138,8 +146,11 @@ int hr__source_check(const struct hr__source *source)
 {
 	int fd = source->file.fd >= 0 ? source->file.fd : source->file.direct_fd;
 	struct hr__os_stat st;
-	int error = hr__os_fstat(fd, &st);
+	int error;
 
+	if (source->ops)
+		return source->ops->check(source);
+	error = hr__os_fstat(fd, &st);
 	if (error)
 		return hr__fail_errno(
 			&(struct hr__where){.stage = "read", .path = source->path, .offset = HR_NO_OFFSET}, error,
@@ -151,6 +162,44 @@ int hr__source_check(const struct hr__source *source)
 	return fail_changed(source, &st.identity);
 }
 
+/* A read that only can go around the page cache: what is aligned goes straight to its place, the rest through memory
+ * of our own. */
+static int pread_direct(const struct hr__source *source, uint64_t offset, unsigned char *dst, size_t bytes, size_t *got)
+{
+	uint64_t align = hr__max_u64(source->file.offset_align, source->file.memory_align);
+	size_t whole = (size_t)hr__round_down(bytes, align), part;
+	void *bounce;
+	int error = 0;
+
+	*got = 0;
+	if (whole && offset % align == 0 && (uintptr_t)dst % align == 0) {
+		error = hr__os_pread_full(source->file.direct_fd, dst, whole, source->base + offset, got);
+		if (error || *got < whole || whole == bytes)
+			return error;
+	}
+	error = hr__os_map(BOUNCE_BYTES, &bounce);
+	while (!error && *got < bytes) {
+		uint64_t at = hr__round_down(offset + *got, align), lead = offset + *got - at;
+		size_t want = (size_t)hr__min_u64(hr__round_up(lead + bytes - *got, align), BOUNCE_BYTES);
+
+		error = hr__os_pread_full(source->file.direct_fd, bounce, want, source->base + at, &part);
+		if (error || part <= lead)
+			break;
+		part = (size_t)hr__min_u64(part - lead, bytes - *got);
+		memcpy(dst + *got, (unsigned char *)bounce + lead, part);
+		*got += part;
+	}
+	hr__os_unmap(bounce, BOUNCE_BYTES);
+	return error;
+}
+
+int hr__source_pread(const struct hr__source *source, uint64_t offset, void *dst, size_t bytes, size_t *got)
+{
+	if (source->file.fd < 0)
+		return pread_direct(source, offset, dst, bytes, got);
+	return hr__os_pread_full(source->file.fd, dst, bytes, source->base + offset, got);
+}
+
 int hr__source_read(const struct hr__source *source, uint64_t offset, void *dst, size_t bytes)
 {
 	struct hr__where at = {.stage = "read", .path = source->path, .offset = offset};
@@ -160,7 +209,7 @@ int hr__source_read(const struct hr__source *source, uint64_t offset, void *dst,
 	if (offset > source->bytes || bytes > source->bytes - offset)
 		return hr__fail_at(&at, HR_E_OPTS, "%s: %zu bytes at %" PRIu64 " do not lie in its %" PRIu64 " bytes",
 				   source->path, bytes, offset, source->bytes);
-	error = hr__os_pread_full(source->file.fd, dst, bytes, source->base + offset, &got);
+	error = hr__source_pread(source, offset, dst, bytes, &got);
 	if (error)
 		return hr__fail_errno(&at, error, "read");
 	if (got == bytes)

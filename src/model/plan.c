@@ -69,9 +69,10 @@ bool hr__chunk_piece(const struct hr__plan *plan, const struct hr__chunk *chunk,
 	return true;
 }
 
-void hr__chunk_envelope(const struct hr__chunk *chunk, uint32_t align, uint64_t source_bytes, struct hr__envelope *out)
+void hr__chunk_envelope(const struct hr__chunk *chunk, uint32_t align, uint64_t source_bytes, uint64_t room,
+			struct hr__envelope *out)
 {
-	uint64_t end = hr__round_up(chunk->offset + chunk->bytes, align);
+	uint64_t end = hr__min_u64(hr__round_up(chunk->offset + chunk->bytes, align), room);
 
 	out->offset = hr__round_down(chunk->offset, align);
 	out->lead = chunk->offset - out->offset;

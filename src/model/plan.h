@@ -64,10 +64,11 @@ bool hr__plan_next(const struct hr__plan *plan, struct hr__cursor *cursor, size_
 bool hr__chunk_piece(const struct hr__plan *plan, const struct hr__chunk *chunk, size_t span, struct hr__piece *out);
 
 /* The aligned envelope of a chunk: `lead` bytes before the payload, `asked` bytes in all from offset - lead, of
- * which a source of `source_bytes` can give `expected`. */
+ * which a source of `source_bytes` can give `expected`. It ends at `room` of the source at the latest. */
 struct hr__envelope {
 	uint64_t offset, lead, asked, expected;
 };
-void hr__chunk_envelope(const struct hr__chunk *chunk, uint32_t align, uint64_t source_bytes, struct hr__envelope *out);
+void hr__chunk_envelope(const struct hr__chunk *chunk, uint32_t align, uint64_t source_bytes, uint64_t room,
+			struct hr__envelope *out);
 
 #endif

@@ -65,6 +65,7 @@ int main(void)
 	F(hr_loader_opts, alloc);
 	F(hr_loader_opts, release);
 	F(hr_loader_opts, alloc_ctx);
+	F(hr_loader_opts, flags);
 	S(hr_read);
 	F(hr_read, tensor);
 	F(hr_read, offset);
@@ -109,6 +110,7 @@ int main(void)
 	F(hr_stats, n_readers);
 	F(hr_stats, n_slots);
 	F(hr_stats, note);
+	F(hr_stats, verified_bytes);
 	S(hr_plan_info);
 	F(hr_plan_info, size);
 	F(hr_plan_info, payload_bytes);

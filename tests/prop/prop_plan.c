@@ -92,7 +92,7 @@ static void check_envelope(const struct world *w, const struct hr__chunk *chunk)
 	uint64_t size = w->source_bytes[chunk->source];
 	struct hr__envelope e, plain;
 
-	hr__chunk_envelope(chunk, w->plan.align, size, &e);
+	hr__chunk_envelope(chunk, w->plan.align, size, UINT64_MAX, &e);
 	assert_int_equal(e.offset % w->plan.align, 0);
 	assert_int_equal(e.asked % w->plan.align, 0);
 	assert_true(e.asked <= w->plan.slot_bytes);
@@ -103,7 +103,7 @@ static void check_envelope(const struct world *w, const struct hr__chunk *chunk)
 	assert_int_equal(e.expected, e.offset + e.asked <= size ? e.asked : size - e.offset);
 	assert_true(e.lead < w->plan.align && e.asked - e.lead - chunk->bytes < w->plan.align);
 
-	hr__chunk_envelope(chunk, 1, size, &plain);
+	hr__chunk_envelope(chunk, 1, size, UINT64_MAX, &plain);
 	assert_int_equal(plain.lead, 0);
 	assert_int_equal(plain.offset, chunk->offset);
 	assert_int_equal(plain.asked, chunk->bytes);
@@ -226,7 +226,7 @@ static void draws_the_worked_example_of_its_header(void **state)
 	assert_true(c.offset == 8 && c.bytes == 8 && c.first == 2 && c.last == 2 && c.skip == 2);
 	assert_true(hr__plan_next(&plan, &cursor, 3, &c));
 	assert_true(c.offset == 16 && c.bytes == 5 && c.skip == 10);
-	hr__chunk_envelope(&c, 4, 22, &e);
+	hr__chunk_envelope(&c, 4, 22, UINT64_MAX, &e);
 	assert_true(e.offset == 16 && e.asked == 8 && e.expected == 6);
 	assert_false(hr__plan_next(&plan, &cursor, 3, &c));
 }

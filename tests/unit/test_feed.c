@@ -32,7 +32,7 @@ static void refuses_options_that_are_not_valid(void **state)
 	(void)state;
 	bed_open(&bed, 1, 4, 5000);
 	bed_load(&bed, "cpu", NULL);
-	flags.flags = 2;
+	flags.flags = 1u << 31;
 	assert_fails(hr_feed_open(bed.loader, bed.model, &flags, &feed), HR_E_OPTS);
 	assert_null(feed);
 	tensors.tensors = &number;

@@ -180,7 +180,7 @@ static void checks_all_reads_before_one_starts(void **state)
 	refused_read(&bed, (struct hr_read){t.index, 5, 1, NULL, 64}, HR_E_OPTS);
 	assert_non_null(strstr(hr_error_last()->message, "NULL"));
 	assert_int_equal(strncmp(hr_error_last()->tensor, t.name, t.name_len), 0);
-	flags.flags = 1;
+	flags.flags = 1u << 31;
 	stream.wait_stream = memory;
 	read = (struct hr_read){t.index, 0, 1, memory, 64};
 	assert_fails(hr_job_start(bed.loader, bed.model, &read, 1, &flags, &job), HR_E_OPTS);

@@ -132,12 +132,12 @@ static void expects_exactly_what_the_last_block_has(void **state)
 	struct hr__envelope e;
 
 	(void)state;
-	hr__chunk_envelope(&chunk, 4096, 8193, &e);
+	hr__chunk_envelope(&chunk, 4096, 8193, UINT64_MAX, &e);
 	assert_int_equal(e.offset, 4096);
 	assert_int_equal(e.lead, 3904);
 	assert_int_equal(e.asked, 8192);
 	assert_int_equal(e.expected, 4097);
-	hr__chunk_envelope(&chunk, 512, 8704, &e); /* a file that ends with a block */
+	hr__chunk_envelope(&chunk, 512, 8704, UINT64_MAX, &e); /* a file that ends with a block */
 	assert_int_equal(e.asked, 8704 - 7680);
 	assert_int_equal(e.expected, e.asked);
 }
