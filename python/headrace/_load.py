@@ -56,6 +56,8 @@ def load(
     """Loads a checkpoint: a dict of its tensors, in file order. Arguments as for feed(); progress shows the bytes on stderr."""
     model = source if isinstance(source, Model) else native.open(source)
     try:
+        if framework == "torch" and device != "cpu" and not progress:
+            return _gathered_on_gpu(model, device, names, **loader_options)
         pairs = feed(model, device, names=names, framework=framework, **loader_options)
         return dict(_shown(pairs, model, names) if progress else pairs)
     finally:
@@ -75,7 +77,9 @@ def _fed(
 ) -> Iterator[tuple[str, Any]]:
     try:
         if framework == "torch" and loader.device != "cpu":
-            yield from torch_on_gpu(model, loader, names, share_blocks=share_blocks)
+            from headrace import _on_gpu
+
+            yield from _on_gpu.tensors(model, loader, _in_file_order(model, names), share_blocks=share_blocks)
             return
         convert: Callable[[Array], Any] | None = None
         if framework is not None:
@@ -89,12 +93,17 @@ def _fed(
             model.close()
 
 
-def torch_on_gpu(model: Model, loader: Loader, names: Sequence[str] | None, **how: Any) -> Iterator[tuple[str, Any]]:
-    """In file order, whatever the order of the names."""
+def _gathered_on_gpu(
+    model: Model, device: str, names: Sequence[str] | None, share_blocks: bool = True, **loader_options: Any
+) -> dict[str, Any]:
     from headrace import _on_gpu
 
-    numbers = None if names is None else sorted(model.tensor(name).index for name in names)
-    return _on_gpu.tensors(model, loader, numbers, **how)
+    with Loader(device, **loader_options) as loader:
+        return _on_gpu.gathered(model, loader, _in_file_order(model, names), share_blocks=share_blocks)
+
+
+def _in_file_order(model: Model, names: Sequence[str] | None) -> list[int] | None:
+    return None if names is None else sorted(model.tensor(name).index for name in names)
 
 
 def _shown(pairs: Iterator[tuple[str, Any]], model: Model, names: Sequence[str] | None) -> Iterator[tuple[str, Any]]:

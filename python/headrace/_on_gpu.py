@@ -10,6 +10,8 @@ one another are views of shared blocks, cut by as few calls as there are kinds o
 """
 from __future__ import annotations
 
+import gc
+import time
 from collections import deque
 from typing import Any, Callable, Iterator, Sequence
 
@@ -21,11 +23,55 @@ BLOCK_BYTES = 16 << 20  #: what small ones share at most
 WINDOW_BYTES = 32 << 20  #: what one job fetches, or one large tensor
 WINDOWS_AHEAD = 2
 
+Cut = tuple[list[str], list[Any]]  #: names and tensors of one block
 Pairs = Iterator[tuple[str, Any]]
 Check = Callable[[str, tuple[int, ...], str], None]
 
+NO_COLLECTION_SECONDS = 0.25
+
 
 def tensors(
+    model: native.Model, loader: native.Loader, names: Sequence[str | int] | None = None, **how: Any
+) -> Pairs:
+    """Pairs (name, tensor) in the order of `names`, or in file order. The rest as for cuts()."""
+    return _flat(cuts(model, loader, names, **how))
+
+
+def gathered(
+    model: native.Model, loader: native.Loader, names: Sequence[str | int] | None = None, **how: Any
+) -> dict[str, Any]:
+    """All of them as a dict.
+
+    Nothing here is garbage, but thousands of new tensors would have the collector search all that torch ever made, which takes as
+    long as loading them. So it is held back, for a quarter of a second at most.
+    """
+    found: dict[str, Any] = {}
+    was_enabled = gc.isenabled()
+    try:
+        gc.disable()
+        since = time.monotonic()
+        for block_names, cut in cuts(model, loader, names, **how):
+            found.update(zip(block_names, cut))
+            if was_enabled and time.monotonic() - since > NO_COLLECTION_SECONDS:
+                gc.enable()
+                since = _moment()
+                gc.disable()
+    finally:
+        if was_enabled:
+            gc.enable()
+    return found
+
+
+def _moment() -> float:
+    """Now. Making a function is counted by the collector, and calling it is where it does what is due."""
+
+    def now() -> float:
+        return time.monotonic()
+
+    return now()
+
+
+def cuts(
     model: native.Model,
     loader: native.Loader,
     names: Sequence[str | int] | None = None,
@@ -34,8 +80,8 @@ def tensors(
     block_bytes: int = BLOCK_BYTES,
     window_bytes: int = 0,
     check: Check | None = None,
-) -> Pairs:
-    """Pairs (name, tensor) in the order of `names`, or in file order. check(dtype, shape, name): raises what cannot be held."""
+) -> Iterator[Cut]:
+    """The tensors block by block. check(dtype, shape, name): raises what cannot be held, before anything is read."""
     blocks = model.blocks(names, small_bytes=SMALL_BYTES if share_blocks else 0, block_bytes=block_bytes)
     for _, block_names, _, runs in blocks:
         for dtype, shape, _, _, at, _, _ in runs:
@@ -43,6 +89,12 @@ def tensors(
                 check(dtype, shape, block_names[at])
             _convert.torch_dtype_and_shape(dtype, shape)
     return _arriving(model, loader, _windows(blocks, window_bytes or WINDOW_BYTES))
+
+
+def _flat(blocks: Iterator[Cut]) -> Pairs:
+    for names, cut in blocks:
+        yield from zip(names, cut)
+        del names, cut
 
 
 def _windows(blocks: list[native.Block], window_bytes: int) -> Iterator[list[native.Block]]:
@@ -59,8 +111,8 @@ def _windows(blocks: list[native.Block], window_bytes: int) -> Iterator[list[nat
         yield group
 
 
-def _arriving(model: native.Model, loader: native.Loader, windows: Iterator[list[native.Block]]) -> Pairs:
-    ahead: deque[tuple[deque[tuple[list[str], list[Any]]], native.Job | None]] = deque()
+def _arriving(model: native.Model, loader: native.Loader, windows: Iterator[list[native.Block]]) -> Iterator[Cut]:
+    ahead: deque[tuple[deque[Cut], native.Job | None]] = deque()
     try:
         for window in windows:
             ahead.append(_start(model, loader, window))
@@ -74,13 +126,11 @@ def _arriving(model: native.Model, loader: native.Loader, windows: Iterator[list
                 job.close()
 
 
-def _start(
-    model: native.Model, loader: native.Loader, window: list[native.Block]
-) -> tuple[deque[tuple[list[str], list[Any]]], native.Job | None]:
+def _start(model: native.Model, loader: native.Loader, window: list[native.Block]) -> tuple[deque[Cut], native.Job | None]:
     import torch
 
     device = torch.device(loader.device)
-    made: deque[tuple[list[str], list[Any]]] = deque()
+    made: deque[Cut] = deque()
     reads: list[tuple[bytes, int, int]] = []
     for n_bytes, names, places, runs in window:
         address, cut = _made(torch, n_bytes, names, runs, device)
@@ -117,7 +167,7 @@ def _made(torch: Any, n_bytes: int, names: list[str], runs: list[native.Run], de
     return memory.data_ptr(), cut
 
 
-def _arrived(made: deque[tuple[list[str], list[Any]]], job: native.Job | None) -> Pairs:
+def _arrived(made: deque[Cut], job: native.Job | None) -> Iterator[Cut]:
     if job is not None:
         try:
             job.wait()
@@ -125,6 +175,4 @@ def _arrived(made: deque[tuple[list[str], list[Any]]], job: native.Job | None) -
             job.close()
     job = None  # it keeps the tensors alive
     while made:
-        names, cut = made.popleft()
-        yield from zip(names, cut)
-        del names, cut
+        yield made.popleft()

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from typing import Any, Sequence, Union
 
-from headrace import _load
+from headrace import _on_gpu
 from headrace import _native as native
 from headrace._errors import Error, SourceNotFound, TensorNotFound
 from headrace._frameworks import KNOWN_ELSEWHERE, NAMES, Framework, Numpy, Torch, item_bytes, understood
@@ -150,16 +150,24 @@ class _Opened:
 
     def check(self, info: native.TensorInfo) -> None:
         """Raises what the framework cannot hold."""
-        understood(info.dtype, info.name)
-        self.framework.check(info.dtype, info.shape)
+        self.check_kind(info.dtype, info.shape, info.name)
+
+    def check_kind(self, dtype: str, shape: tuple[int, ...], name: str) -> None:
+        """The same, of parts."""
+        understood(dtype, name)
+        self.framework.check(dtype, shape)
 
     def whole(self, info: native.TensorInfo) -> Any:
         """Reads all of a tensor."""
         self.check(info)
         if self.framework.device == "cpu":
             return self.finished(self.framework.tensor(self.loader().get(self.model, info.name)))
-        _, tensor = next(iter(_load.torch_on_gpu(self.model, self.loader(), [info.name])))
+        (tensor,) = self.on_gpu(_on_gpu.gathered, [info.index]).values()
         return tensor
+
+    def on_gpu(self, how: Any, numbers: list[int] | None) -> Any:
+        """Tensors of torch on a GPU, in one of _on_gpu's ways."""
+        return how(self.model, self.loader(), numbers, share_blocks=self.share_blocks, check=self.check_kind)
 
     def finished(self, tensor: Any) -> Any:
         """The tensor where the caller wants it."""
@@ -427,21 +435,36 @@ class safe_open:
 
     def get_tensors(self) -> dict[str, Any]:
         """Reads all tensors: a dict in file order. What the framework cannot hold is told before anything is read."""
-        return dict(self.tensors())
+        opened = self._good()
+        if opened.framework.device == "cpu":
+            return dict(self.tensors())
+        try:
+            return opened.on_gpu(_on_gpu.gathered, None)  # type: ignore[no-any-return]
+        except Error as error:
+            raise translated(error) from None
 
     def tensors(self) -> Any:
         """Reads all tensors one after the other: an iterator of (name, tensor) in file order, with bounded look-ahead."""
         opened = self._good()
+        if opened.framework.device != "cpu":
+            pairs = opened.on_gpu(_on_gpu.tensors, None)
+            return _passed_on(opened.acquire(), pairs)
         for info in opened.model.tensors:
             opened.check(info)
         return _fed(opened.acquire())
 
 
+def _passed_on(opened: _Opened, pairs: Any) -> Any:
+    try:
+        yield from pairs
+    except Error as error:
+        raise translated(error) from None
+    finally:
+        opened.release()
+
+
 def _fed(opened: _Opened) -> Any:
     try:
-        if opened.framework.device != "cpu":
-            yield from _load.torch_on_gpu(opened.model, opened.loader(), None, share_blocks=opened.share_blocks)
-            return
         with opened.loader().feed(opened.model) as feed:
             for info, array in feed:
                 yield info.name, opened.finished(opened.framework.tensor(array))

@@ -13,7 +13,6 @@ or asked for. What always holds:
 """
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
 import inspect
@@ -30,14 +29,14 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 import headrace
+from headrace import _on_gpu
 from headrace.vllm import parse_options
 
 logger = init_logger("vllm.headrace")
 
 INDEX_NAME = "model.safetensors.index.json"
-# Small tensors that go to a GPU share a job; so many bytes of them, or one large one, and two such jobs are ahead.
+# Small tensors that go to a GPU share memory and a job: so many bytes of them, or one large one. Two such jobs are ahead.
 GROUP_BYTES = 8 << 20
-GROUPS_AHEAD = 2
 VERIFY_BYTES = 8 << 20
 # Elements of a parameter that are marked before a load, to see afterwards that it got its values.
 MARKS = 1 << 16
@@ -372,48 +371,12 @@ def _deliver_on_gpu(
     loader: typing.Any, model: typing.Any, tensors: typing.List[typing.Any], device: torch.device
 ) -> typing.Generator[typing.Tuple[typing.Any, torch.Tensor], None, None]:
     """Into memory of torch's own allocator, ordered with the consumer's stream; a few jobs are ahead."""
-    ahead: typing.Deque[typing.Any] = collections.deque()
-    groups = _groups(tensors)
-    try:
-        while True:
-            for group in itertools.islice(groups, GROUPS_AHEAD + 1 - len(ahead)):
-                ahead.append(_start(loader, model, group, device))
-            if not ahead:
-                return
-            job, ready = ahead.popleft()
-            if job is not None:
-                job.wait()
-                job.close()
-            job = None  # it keeps its tensors alive
-            while ready:
-                yield ready.popleft()
-    finally:
-        for job, _ in ahead:
-            if job is not None:
-                job.close()
-
-
-def _groups(tensors: typing.List[typing.Any]) -> typing.Iterator[typing.List[typing.Any]]:
-    group: typing.List[typing.Any] = []
-    size = 0
-    for tensor in tensors:
-        if group and size + tensor.nbytes > GROUP_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(tensor)
-        size += tensor.nbytes
-    if group:
-        yield group
-
-
-def _start(loader: typing.Any, model: typing.Any, group: typing.List[typing.Any], device: torch.device) -> typing.Any:
-    made = [torch.empty(_torch_shape(info), dtype=_torch_dtype(info, model), device=device) for info in group]
-    reads = [(info.name, 0, info.nbytes, tensor.data_ptr(), info.nbytes) for info, tensor in zip(group, made) if info.nbytes]
-    job = None
-    if reads:
-        stream = torch.cuda.current_stream(device).cuda_stream
-        job = loader.start(model, reads, keep=made, wait_stream=stream, signal_stream=stream)
-    return job, collections.deque(zip(group, made))
+    numbers = [info.index for info in tensors]
+    pairs = _on_gpu.tensors(model, loader, numbers, block_bytes=GROUP_BYTES, window_bytes=GROUP_BYTES)
+    infos = iter(tensors)
+    for _, tensor in pairs:
+        yield next(infos), tensor
+        del tensor
 
 
 def _verify(model: typing.Any, info: typing.Any, tensor: torch.Tensor) -> None:
