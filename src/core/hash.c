@@ -102,7 +102,11 @@ void hr__sha256_free(hr__sha256 *sha)
 
 void hr__sha256_of(const void *bytes, size_t n, uint8_t out[32])
 {
-	SHA256(bytes, n, out);
+	SHA256_CTX ctx; /* not SHA256(): that one goes through EVP */
+
+	SHA256_Init(&ctx);
+	SHA256_Update(&ctx, bytes, n);
+	SHA256_Final(out, &ctx);
 }
 
 /* ---- CRC-32C ---- */
