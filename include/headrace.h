@@ -437,11 +437,46 @@ HR_API int hr_read_into(hr_loader *loader, hr_model *model, uint64_t tensor, voi
 
 /* ------------------------------------------------------------------------------------------------ buffer */
 
-/** Counted memory on a device that holds the bytes of one or more tensors. Nothing else writes it. */
+/** Counted memory on a device that holds the bytes of one or more tensors. Nothing else writes it (of hr_map(): nothing
+ * but who writes the file). */
 typedef struct hr_buffer hr_buffer;
 
 /** Reads one tensor into a new buffer. Blocks. Errors: as a job, and HR_E_DEVICE_MEMORY, HR_E_NOMEM. */
 HR_API int hr_get(hr_loader *loader, hr_model *model, uint64_t tensor, hr_buffer **out);
+
+/** hr_map_opts.flags: have all of the tensor in the page cache and in the page table before the call returns. Blocks on
+ * storage; the first touch of each page then costs nothing. */
+#define HR_MAP_POPULATE 1u
+/** hr_map_opts.flags: begin to read the tensor into the page cache, and do not wait for it. */
+#define HR_MAP_AHEAD 2u
+
+/** How to map. */
+struct hr_map_opts {
+	size_t size;    /**< HR_MAP_OPTS_INIT sets it */
+	uint32_t flags; /**< HR_MAP_* */
+};
+/** Start value of a struct hr_map_opts: its size, all else zero. */
+#define HR_MAP_OPTS_INIT {sizeof(struct hr_map_opts)}
+
+/**
+ * A tensor in place: a buffer over the page cache's own pages, in host memory, read-only, with nothing read or copied.
+ * No loader is needed. One mapping for each shard is shared by all its tensors. The buffer holds the model; when a
+ * shard's last buffer goes, its pages leave the process and are the first to leave the page cache.
+ *
+ * What it costs: **a file that somebody truncates ends the process with SIGBUS** when the bytes that are gone are
+ * touched, as does storage that fails; what is overwritten in the file changes in the tensor. headrace's own code
+ * never reads through the mapping. The memory begins where the tensor's bytes do: aligned as the file's writer aligned
+ * them, mostly to 8 bytes. Writing to it ends the process with SIGSEGV.
+ *
+ * The file is compared with what it was at open, now and not later. Works in a forked child. Errors: HR_E_OPTS,
+ * HR_E_CHANGED, HR_E_UNSUPPORTED (a store: it has no files), HR_E_NOMEM, HR_E_IO.
+ */
+HR_API int hr_map(hr_model *model, uint64_t tensor, const struct hr_map_opts *opts, hr_buffer **out);
+
+/** hr_buffer_flags(): the memory may only be read. */
+#define HR_BUFFER_READ_ONLY 1u
+/** What kind of memory it is: HR_BUFFER_*. */
+HR_API uint32_t hr_buffer_flags(const hr_buffer *buffer);
 
 /** New memory on the loader's device, aligned to at least 256 bytes, contents undefined; for jobs. */
 HR_API int hr_buffer_new(hr_loader *loader, uint64_t bytes, hr_buffer **out);

@@ -432,6 +432,16 @@ void hr__os_read_ahead(const struct hr__file *file, uint64_t offset, uint64_t by
 		posix_fadvise(file->fd, (off_t)at, (off_t)hr__min_u64(step, offset + bytes - at), POSIX_FADV_WILLNEED);
 }
 
+#ifndef MADV_COLD
+#define MADV_COLD 20
+#endif
+
+void hr__os_let_go(void *memory, size_t bytes)
+{
+	madvise(memory, bytes, MADV_COLD); /* a wish, as old kernels do not know it */
+	madvise(memory, bytes, MADV_DONTNEED);
+}
+
 void hr__os_bury(void *memory, size_t bytes)
 {
 	mmap(memory, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);

@@ -121,6 +121,9 @@ int hr__os_map_file(int fd, uint64_t offset, size_t bytes, void **out);
 int hr__os_populate(void *memory, size_t bytes);
 /* Starts to read a range of a file into the page cache, all of it, whatever the size of the read-ahead window. */
 void hr__os_read_ahead(const struct hr__file *file, uint64_t offset, uint64_t bytes);
+/* The pages of such a mapping leave this process, and are the first to leave the page cache. Nobody must need them now;
+ * who touches one has it read again. */
+void hr__os_let_go(void *memory, size_t bytes);
 /* Takes the memory away but keeps the addresses, so that nobody is given them again. */
 void hr__os_bury(void *memory, size_t bytes);
 /* Makes the pages exist, for the part of staging memory that one thread sets up. */

@@ -67,8 +67,9 @@ static int open_mapped(void *state, const struct hr__engine_env *env, char *reas
 	int rc;
 
 	if (!env->pin) {
-		snprintf(reason, reason_bytes,
-			 "it feeds GPUs from the page cache, and on cpu there is none; use engine auto");
+		snprintf(
+			reason, reason_bytes,
+			"it feeds GPUs; on cpu ask for tensors in place instead (hr_map(), map=True in Python), or use engine auto");
 		return HR_E_UNSUPPORTED;
 	}
 	m->env = *env;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory that is handed out. A buffer is a counted view of a block, a block one allocation of the device; small
- * tensors of a feed share blocks. The heap is what remains of a loader for as long as blocks are out.
+ * tensors of a feed share blocks. The heap is what remains of a loader for as long as blocks are out. A buffer of
+ * hr_map() has no block and no loader: it is a view of a mapped file, and holds the model.
  *
  * hr_buffer_release() may run anywhere: in a language's collector, under a caller's lock. So while the loader lives it
  * only pushes the block onto a lock-free stack and pokes the drainer; memory of a caller's hooks goes back on the next
@@ -18,7 +19,9 @@
 #define BUFFER_ALIGN 256
 
 struct hr_buffer {
-	struct hr__block *block;
+	struct hr__block *block; /* NULL: mapped */
+	hr_model *model;         /* mapped only; counted */
+	struct hr__extent extent;
 	void *memory;
 	uint64_t bytes;
 	_Atomic uint32_t count;
@@ -194,11 +197,33 @@ int hr__buffer_new(struct hr__block *block, uint64_t offset, uint64_t bytes, hr_
 		return HR_E_NOMEM;
 	atomic_fetch_add(&block->count, 1);
 	buffer->block = block;
+	buffer->model = NULL;
 	buffer->memory = bytes ? (char *)block->memory + offset : NULL;
 	buffer->bytes = bytes;
 	buffer->count = 1;
 	*out = buffer;
 	return 0;
+}
+
+int hr__buffer_new_mapped(hr_model *model, const struct hr__extent *extent, unsigned char *memory, hr_buffer **out)
+{
+	hr_buffer *buffer = hr__malloc(sizeof(*buffer));
+
+	*out = NULL;
+	if (!buffer)
+		return HR_E_NOMEM;
+	*buffer = (hr_buffer){.model = hr_model_acquire(model),
+			      .extent = *extent,
+			      .memory = extent->bytes ? memory + extent->offset : NULL,
+			      .bytes = extent->bytes,
+			      .count = 1};
+	*out = buffer;
+	return 0;
+}
+
+uint32_t hr_buffer_flags(const hr_buffer *buffer)
+{
+	return buffer->block ? 0 : HR_BUFFER_READ_ONLY;
 }
 
 int hr_buffer_new(hr_loader *loader, uint64_t bytes, hr_buffer **out)
@@ -237,10 +262,10 @@ hr_buffer *hr_buffer_acquire(hr_buffer *buffer)
 	return buffer;
 }
 
-/* In a forked child the memory is the parent's: nothing is given back. */
+/* In a forked child the memory is the parent's: nothing is given back. A mapping is each process's own. */
 static bool is_forked(const hr_buffer *buffer)
 {
-	const volatile uint32_t *mark = buffer->block->heap->device->fork_mark;
+	const volatile uint32_t *mark = buffer->block ? buffer->block->heap->device->fork_mark : NULL;
 
 	return mark && *mark == 0;
 }
@@ -249,7 +274,12 @@ void hr_buffer_release(hr_buffer *buffer)
 {
 	if (!buffer || is_forked(buffer) || atomic_fetch_sub(&buffer->count, 1) > 1)
 		return;
-	hr__block_release(buffer->block);
+	if (buffer->block) {
+		hr__block_release(buffer->block);
+	} else {
+		hr__model_unmap(buffer->model, buffer->extent.source);
+		hr_model_close(buffer->model);
+	}
 	hr__free(buffer);
 }
 
@@ -263,6 +293,9 @@ int hr_buffer_release_on(hr_buffer *buffer, void *stream)
 	if (!buffer)
 		return 0;
 	block = buffer->block;
+	if (!block)
+		return hr__fail(HR_E_OPTS,
+				"a mapped tensor is in host memory, which has no streams: use hr_buffer_release()");
 	device = block->heap->device;
 	rc = hr__device_here(device);
 	if (rc)
@@ -286,6 +319,15 @@ int hr_buffer_release_on(hr_buffer *buffer, void *stream)
 	return 0;
 }
 
+/* A mapped tensor's bytes come from its file: no code of ours reads through a mapping. */
+static int read_file(const hr_buffer *buffer, uint64_t offset, void *dst, uint64_t bytes)
+{
+	const struct hr__source *source = hr__model_source(buffer->model, buffer->extent.source);
+	int rc = hr__source_read(source, buffer->extent.offset + offset, dst, (size_t)bytes);
+
+	return rc ? rc : hr__source_check(source);
+}
+
 int hr_buffer_read(hr_buffer *buffer, uint64_t offset, void *dst, uint64_t bytes)
 {
 	struct hr__device_error error = {0};
@@ -295,8 +337,8 @@ int hr_buffer_read(hr_buffer *buffer, uint64_t offset, void *dst, uint64_t bytes
 
 	if (!buffer || (!dst && bytes))
 		return hr__fail(HR_E_OPTS, "hr_buffer_read: %s is NULL", buffer ? "dst" : "buffer");
-	device = buffer->block->heap->device;
-	rc = hr__device_here(device);
+	device = buffer->block ? buffer->block->heap->device : NULL;
+	rc = device ? hr__device_here(device) : 0;
 	if (rc)
 		return rc;
 	if (!hr__add_u64(offset, bytes, &end) || end > buffer->bytes)
@@ -304,6 +346,8 @@ int hr_buffer_read(hr_buffer *buffer, uint64_t offset, void *dst, uint64_t bytes
 				offset, offset + bytes, buffer->bytes);
 	if (bytes == 0)
 		return 0;
+	if (!device)
+		return read_file(buffer, offset, dst, bytes);
 	rc = device->ops->read_back(device, dst, (const char *)buffer->memory + offset, bytes, &error);
 	return rc ? hr__device_fail(device, rc, "cannot copy a buffer to host memory", &error) : 0;
 }

@@ -137,6 +137,9 @@ int hr__block_new(struct hr__heap *heap, uint64_t bytes, void *stream, struct hr
 void hr__block_release(struct hr__block *block);
 /* takes a count of the block */
 int hr__buffer_new(struct hr__block *block, uint64_t offset, uint64_t bytes, hr_buffer **out);
+/* A tensor in place; `memory` is where its source's first byte is mapped. Takes a count of the model, and on
+ * success the caller's count of the mapping. */
+int hr__buffer_new_mapped(hr_model *model, const struct hr__extent *extent, unsigned char *memory, hr_buffer **out);
 
 /* ---- jobs (job.c) ---- */
 

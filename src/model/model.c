@@ -441,6 +441,20 @@ void hr__model_shard_tensors(const hr_model *model, uint32_t shard, uint64_t *fi
 	*count = model->shards[shard].count;
 }
 
+int hr__model_map(const hr_model *model, uint32_t source, unsigned char **out)
+{
+	struct hr__shard *shard = &model->shards[source];
+
+	return hr__mapping_acquire(&shard->mapping, &shard->source, out);
+}
+
+void hr__model_unmap(const hr_model *model, uint32_t source)
+{
+	struct hr__shard *shard = &model->shards[source];
+
+	hr__mapping_release(&shard->mapping, &shard->source);
+}
+
 int hr__model_check(const hr_model *model)
 {
 	int code = 0;

@@ -27,6 +27,10 @@ const char *hr__model_tensor_name(const hr_model *model, uint64_t tensor, size_t
 void hr__model_shard_tensors(const hr_model *model, uint32_t shard, uint64_t *first, uint64_t *count);
 /* hr__source_check() for all sources (or one). */
 int hr__model_check(const hr_model *model);
+/* A source in memory, read-only, for a caller who asked for it; counted. HR_E_UNSUPPORTED, HR_E_CHANGED, HR_E_NOMEM,
+ * HR_E_IO. */
+int hr__model_map(const hr_model *model, uint32_t source, unsigned char **out);
+void hr__model_unmap(const hr_model *model, uint32_t source);
 /* Bytes of all shards. */
 uint64_t hr__model_bytes(const hr_model *model);
 

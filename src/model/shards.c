@@ -118,6 +118,7 @@ static void shard_empty(struct hr__shard *shard)
 void hr__shard_close(struct hr__shard *shard)
 {
 	hr__header_free(&shard->header);
+	hr__mapping_close(&shard->mapping, &shard->source);
 	hr__source_close(&shard->source);
 	shard_empty(shard);
 }

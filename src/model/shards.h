@@ -6,6 +6,7 @@
 #ifndef HR_MODEL_SHARDS_H
 #define HR_MODEL_SHARDS_H
 
+#include "model/mapping.h"
 #include "model/source.h"
 
 #include "core/hash.h"
@@ -18,6 +19,7 @@
 struct hr__shard {
 	struct hr__source source;
 	struct hr__header header;
+	struct hr__mapping mapping;
 	uint64_t data_offset;
 	uint64_t first; /* number of its first tensor */
 	uint64_t count; /* of its tensors that are the model's */

@@ -24,14 +24,15 @@ int main(void)
 	struct hr_device_info info = HR_DEVICE_INFO_INIT;
 	struct hr_loader_opts loader = HR_LOADER_OPTS_INIT;
 	struct hr_job_opts job = HR_JOB_OPTS_INIT;
+	struct hr_map_opts map = HR_MAP_OPTS_INIT;
 	struct hr_feed_opts feed = HR_FEED_OPTS_INIT;
 	struct hr_stats stats = HR_STATS_INIT;
 	struct hr_plan_info plan = HR_PLAN_INFO_INIT;
 	struct hr_ceiling ceiling = HR_CEILING_INIT;
 	hr_device *device = NULL;
 
-	if (model.size + tensor.size + shard.size + loader.size + job.size + feed.size + stats.size + plan.size +
-		    ceiling.size ==
+	if (model.size + tensor.size + shard.size + loader.size + job.size + map.size + feed.size + stats.size +
+		    plan.size + ceiling.size ==
 	    0)
 		return 1;
 	if (hr_device_open("cpu", &device) || hr_device_info(device, &info) || hr_device_close(device))

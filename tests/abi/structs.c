@@ -78,6 +78,9 @@ int main(void)
 	F(hr_job_opts, flags);
 	F(hr_job_opts, wait_stream);
 	F(hr_job_opts, signal_stream);
+	S(hr_map_opts);
+	F(hr_map_opts, size);
+	F(hr_map_opts, flags);
 	S(hr_feed_opts);
 	F(hr_feed_opts, size);
 	F(hr_feed_opts, tensors);
