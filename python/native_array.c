@@ -3,6 +3,9 @@
  * Array: a tensor that was loaded, in memory that it owns a count of and that nothing else writes. It goes out as
  * DLPack (both forms), through the buffer protocol on cpu, as numpy array, or as bytes.
  *
+ * One that was mapped may only be read, and says so wherever it goes out; the older form of DLPack cannot, so it is not
+ * given. Our own code takes a mapped tensor's bytes from the file (hr_buffer_read), never through the mapping.
+ *
  * Whoever takes a DLPack capsule holds a count of its own on the buffer: its deleter runs on any thread, without the
  * GIL, and never blocks. On cuda the consumer's work may still be queued when it drops the tensor; so the memory is
  * handed back in the order of the stream that the consumer named, or of the legacy default stream. An Array whose
@@ -79,6 +82,11 @@ static void dealloc(struct array_object *self)
 	PyMem_Free(self->shape);
 	PyObject_Free(self);
 	Py_DECREF(type);
+}
+
+static bool is_read_only(const struct array_object *self)
+{
+	return hr_buffer_flags(self->buffer) & HR_BUFFER_READ_ONLY;
 }
 
 static void *data_of(const struct array_object *self)
@@ -221,6 +229,7 @@ static struct exported *export_new(struct array_object *self, void *stream, bool
 {
 	struct dl_dtype type = dl_dtype_of(self->dtype);
 	struct exported *exported;
+	int rc = 0;
 
 	if (type.code == 255) {
 		PyErr_Format(PyExc_BufferError,
@@ -255,12 +264,16 @@ static struct exported *export_new(struct array_object *self, void *stream, bool
 	exported->device_type = self->device.device_type;
 	exported->stream = stream;
 	if (exported->copy) {
-		Py_BEGIN_ALLOW_THREADS memcpy(exported->copy, hr_buffer_data(self->buffer), (size_t)self->bytes);
+		Py_BEGIN_ALLOW_THREADS rc = hr_buffer_read(self->buffer, 0, exported->copy, self->bytes);
 		Py_END_ALLOW_THREADS
 	} else if (!copy) {
 		exported->buffer = hr_buffer_acquire(self->buffer);
 	}
-	return exported;
+	if (!rc)
+		return exported;
+	let_go(exported);
+	native_fail(self->native);
+	return NULL;
 }
 
 static PyObject *dlpack(struct array_object *self, PyObject *args, PyObject *kwargs)
@@ -285,6 +298,13 @@ static PyObject *dlpack(struct array_object *self, PyObject *args, PyObject *kwa
 	copy = copy_object != Py_None && PyObject_IsTrue(copy_object) > 0;
 	if (PyErr_Occurred() || !stream_of(self, stream_object, &stream) || !device_is_ours(self, device))
 		return NULL;
+	if (is_read_only(self) && !copy && major < 1) {
+		PyErr_SetString(
+			PyExc_BufferError,
+			"this tensor is mapped and may only be read, which the older form of DLPack cannot say: ask for "
+			"max_version=(1, 0) or for a copy");
+		return NULL;
+	}
 	exported = export_new(self, stream, copy);
 	if (!exported)
 		return NULL;
@@ -298,7 +318,12 @@ static PyObject *dlpack(struct array_object *self, PyObject *args, PyObject *kwa
 	};
 	if (major >= 1) {
 		exported->as.versioned = (struct dl_managed_versioned){
-			1, 1, exported, delete_versioned, copy ? DL_FLAG_COPIED : 0, tensor};
+			1,
+			1,
+			exported,
+			delete_versioned,
+			copy ? DL_FLAG_COPIED : is_read_only(self) ? DL_FLAG_READ_ONLY : 0,
+			tensor};
 		capsule = PyCapsule_New(&exported->as.versioned, "dltensor_versioned", destroy_versioned);
 	} else {
 		exported->as.old = (struct dl_managed){tensor, exported, delete_old};
@@ -335,6 +360,7 @@ static int get_buffer(struct array_object *self, Py_buffer *view, int flags)
 {
 	static char nothing[1];
 	const char *format = format_of(self->dtype);
+	int read_only = is_read_only(self);
 
 	view->obj = NULL;
 	if (self->device.device_type != DL_CPU) {
@@ -342,14 +368,19 @@ static int get_buffer(struct array_object *self, Py_buffer *view, int flags)
 				"this tensor is in a GPU's memory: use DLPack, or tobytes() for a copy");
 		return -1;
 	}
+	if (read_only && (flags & PyBUF_WRITABLE)) {
+		PyErr_SetString(PyExc_BufferError, "this tensor is mapped and may only be read");
+		return -1;
+	}
 	if (!(flags & PyBUF_ND) || !format)
 		return PyBuffer_FillInfo(view, (PyObject *)self, self->bytes ? data_of(self) : nothing,
-					 (Py_ssize_t)self->bytes, 0, flags);
+					 (Py_ssize_t)self->bytes, read_only, flags);
 	*view = (Py_buffer){
 		.buf = self->bytes ? data_of(self) : nothing,
 		.obj = Py_NewRef((PyObject *)self),
 		.len = (Py_ssize_t)self->bytes,
 		.itemsize = (Py_ssize_t)hr_dtype_bits(self->dtype) / 8,
+		.readonly = read_only,
 		.ndim = self->rank,
 		.format = (flags & PyBUF_FORMAT) == PyBUF_FORMAT ? (char *)(uintptr_t)format : NULL,
 		.shape = self->rank ? self->shape : NULL,
@@ -393,6 +424,12 @@ static PyObject *get_device(struct array_object *self, void *unused)
 	if (self->device.device_type == DL_CPU)
 		return PyUnicode_FromString("cpu");
 	return PyUnicode_FromFormat("cuda:%d", (int)self->device.device_id);
+}
+
+static PyObject *get_read_only(struct array_object *self, void *unused)
+{
+	(void)unused;
+	return PyBool_FromLong(is_read_only(self));
 }
 
 static PyObject *get_address(struct array_object *self, void *unused)
@@ -443,7 +480,8 @@ static PyMethodDef methods[] = {
 	{"__dlpack__", (PyCFunction)(void (*)(void))dlpack, METH_VARARGS | METH_KEYWORDS,
 	 "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
 	 "A DLPack capsule that owns a count on the memory: `dltensor_versioned` if max_version is (1, 0) or more.\n\n"
-	 "Raises BufferError for what DLPack cannot say: the 6-bit dtypes, and 4-bit ones whose last dimension is odd."},
+	 "Raises BufferError for what DLPack cannot say: the 6-bit dtypes, 4-bit ones whose last dimension is odd, and, in the\n"
+	 "form before 1.0, that a mapped tensor may only be read."},
 	{"__dlpack_device__", (PyCFunction)(void (*)(void))dlpack_device, METH_NOARGS,
 	 "__dlpack_device__($self)\n--\n\n(1, 0) on cpu, (2, N) on cuda:N."},
 	{"tobytes", (PyCFunction)(void (*)(void))tobytes, METH_NOARGS,
@@ -459,6 +497,8 @@ static PyGetSetDef properties[] = {
 	{"dtype", (getter)get_dtype, NULL, "\"BF16\", \"F32\" ..., as the format spells it.", NULL},
 	{"nbytes", (getter)get_nbytes, NULL, "Payload in bytes.", NULL},
 	{"device", (getter)get_device, NULL, "\"cpu\" or \"cuda:N\".", NULL},
+	{"read_only", (getter)get_read_only, NULL,
+	 "Whether it is mapped (Model.map), so that a write ends the process.", NULL},
 	{"address", (getter)get_address, NULL, "Where the memory begins, on its device; 0 for an empty tensor.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };

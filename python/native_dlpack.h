@@ -43,6 +43,7 @@ struct dl_managed_versioned {
 	struct dl_tensor tensor;
 };
 
-#define DL_FLAG_COPIED UINT64_C(2)
+#define DL_FLAG_READ_ONLY UINT64_C(1)
+#define DL_FLAG_COPIED    UINT64_C(2)
 
 #endif

@@ -382,6 +382,34 @@ static PyObject *tensor(struct model_object *self, PyObject *key)
 	return info;
 }
 
+/* A tensor in place. */
+static PyObject *map(struct model_object *self, PyObject *args, PyObject *kwargs)
+{
+	static char *keywords[] = {"name", "populate", "ahead", NULL};
+	struct hr_map_opts opts = HR_MAP_OPTS_INIT;
+	struct hr_tensor tensor = HR_TENSOR_INIT;
+	PyObject *key, *array = NULL;
+	hr_buffer *buffer = NULL;
+	int populate = 0, ahead = 0, rc;
+	hr_model *model;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$pp:map", keywords, &key, &populate, &ahead))
+		return NULL;
+	opts.flags = (populate ? HR_MAP_POPULATE : 0) | (ahead ? HR_MAP_AHEAD : 0);
+	model = native_model(self->native, (PyObject *)self);
+	if (!model)
+		return NULL;
+	if (native_tensor_number(self->native, model, key, &tensor.index)) {
+		Py_BEGIN_ALLOW_THREADS rc = hr_map(model, tensor.index, &opts, &buffer);
+		if (!rc)
+			hr_model_tensor(model, tensor.index, &tensor);
+		Py_END_ALLOW_THREADS array = rc ? native_fail(self->native)
+						: native_array(self->native, &tensor, buffer, "cpu");
+	}
+	hr_model_close(model);
+	return array;
+}
+
 static PyObject *metadata(struct model_object *self, PyObject *args, PyObject *kwargs)
 {
 	static char *keywords[] = {"shard", NULL};
@@ -536,6 +564,12 @@ static PyMethodDef methods[] = {
 	 "their own; others share blocks of at most block_bytes. (places, address, nbytes) is a read of Loader.start() then.\n"
 	 "runs: tuples (dtype, shape, first, step, at, stride, count): `count` equal tensors that begin at byte `first` of the\n"
 	 "block and every `step` bytes from there, and are names[at], names[at + stride] and so on. Alignment is 256 bytes."},
+	{"map", (PyCFunction)(void (*)(void))map, METH_VARARGS | METH_KEYWORDS,
+	 "map($self, name, *, populate=False, ahead=False)\n--\n\n"
+	 "A tensor in place, on cpu: an Array over the page cache's own pages, with nothing read or copied; it may only be read.\n\n"
+	 "If somebody truncates the file, touching the bytes that are gone ends the process with SIGBUS; a write ends it with SIGSEGV.\n"
+	 "populate: have all of it in memory before this returns. ahead: begin to read it, and do not wait.\n"
+	 "The Array stays good after the model is closed."},
 	{"metadata", (PyCFunction)(void (*)(void))metadata, METH_VARARGS | METH_KEYWORDS,
 	 "metadata($self, shard=0)\n--\n\nA shard's __metadata__ as a dict of str, empty if it has none."},
 	{"digest", (PyCFunction)(void (*)(void))digest, METH_VARARGS | METH_KEYWORDS,

@@ -21,6 +21,7 @@ def feed(
     names: Sequence[str] | None = None,
     framework: Framework = "numpy",
     share_blocks: bool = True,
+    map: bool = False,
     **loader_options: Any,
 ) -> Iterator[tuple[str, Any]]:
     """Loads a checkpoint tensor after tensor: an iterator of (name, tensor), in file order.
@@ -29,12 +30,18 @@ def feed(
     framework: "numpy" (cpu only), "torch", or None for headrace.Array. Further options are those of Loader.
     share_blocks: torch tensors on a GPU that are smaller than 1 MiB and follow one another are views of blocks of up to 16 MiB, which
     live as long as any of their tensors does; False: each has memory of its own, which takes longer with very many.
+    map: on cpu, tensors in place, over the page cache's own pages, with nothing read or copied (Model.map). They may only be read: a
+    write ends the process, and so does touching what somebody cut off the file.
 
     All headers are checked before the first tensor comes. Every tensor owns its memory, or shares memory that nothing else writes:
     keep it as long as you like. Raises headrace.Error with file, tensor and byte.
     """
     _check(device, framework)
+    if map and (device != "cpu" or loader_options):
+        raise ValueError("map=True gives tensors of files in place: on cpu, and without options of a loader")
     model = source if isinstance(source, Model) else native.open(source)
+    if map:
+        return _mapped(model, names, framework, model is not source)
     try:
         loader = Loader(device, **loader_options)
     except BaseException:
@@ -72,6 +79,23 @@ def _check(device: str, framework: Framework) -> None:
         raise ValueError(f'numpy cannot use memory on {device}: use framework="torch", or None for headrace.Array (DLPack)')
 
 
+def _convert_to(framework: Framework) -> Callable[[Array], Any]:
+    if framework is None:
+        return lambda array: array
+    return _convert.to_torch if framework == "torch" else _convert.to_numpy
+
+
+def _mapped(model: Model, names: Sequence[str] | None, framework: Framework, owns_model: bool) -> Iterator[tuple[str, Any]]:
+    convert = _convert_to(framework)
+    try:
+        infos = model.tensors if names is None else sorted((model.tensor(name) for name in names), key=lambda info: info.index)
+        for info in infos:
+            yield info.name, convert(model.map(info.index))
+    finally:
+        if owns_model:
+            model.close()
+
+
 def _fed(
     model: Model, loader: Loader, names: Sequence[str] | None, framework: Framework, owns_model: bool, share_blocks: bool
 ) -> Iterator[tuple[str, Any]]:
@@ -81,12 +105,10 @@ def _fed(
 
             yield from _on_gpu.tensors(model, loader, _in_file_order(model, names), share_blocks=share_blocks)
             return
-        convert: Callable[[Array], Any] | None = None
-        if framework is not None:
-            convert = _convert.to_torch if framework == "torch" else _convert.to_numpy
+        convert = _convert_to(framework)
         with loader.feed(model, names) as tensors:
             for info, array in tensors:
-                yield info.name, convert(array) if convert else array
+                yield info.name, convert(array)
     finally:
         loader.close()
         if owns_model:

@@ -85,6 +85,7 @@ class _Opened:
         self.framework = framework
         self.moved_to = moved_to
         self.options = options
+        self.mapped = False  #: whole tensors are given in place
         self._users = 1
         self._key: Any = None
         self._loader: native.Loader | None = None
@@ -160,6 +161,8 @@ class _Opened:
     def whole(self, info: native.TensorInfo) -> Any:
         """Reads all of a tensor."""
         self.check(info)
+        if self.mapped:
+            return self.framework.tensor(self.model.map(info.index))
         if self.framework.device == "cpu":
             return self.finished(self.framework.tensor(self.loader().get(self.model, info.name)))
         (tensor,) = self.on_gpu(_on_gpu.gathered, [info.index]).values()
@@ -346,6 +349,7 @@ class safe_open:
     filename: a file, a list of files that form one model, a directory, or an index ("model.safetensors.index.json").
     framework: "pt" (or "torch", "pytorch") or "np" (or "numpy"). device: "cpu", "cuda:N", N, a torch.device; others of torch's devices
     are reached through memory of the host. backend: accepted for safetensors' sake; headrace chooses how to read by itself.
+    map: on cpu, whole tensors in place: read-only, over the page cache's own pages; headrace.Model.map says at what price.
     share_blocks: as for headrace.feed(). Further options are those of headrace.Loader (staging_bytes, slot_bytes, engine, caching, readers).
 
     All headers are checked here, and no tensor is read. Tensors own their memory, and are still good after the file was closed.
@@ -360,6 +364,7 @@ class safe_open:
         *,
         backend: str | None = None,
         share_blocks: bool = True,
+        map: bool = False,
         **loader_options: Any,
     ) -> None:
         self._opened: _Opened | None = None
@@ -369,14 +374,17 @@ class safe_open:
             raise refuse(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         for option in loader_options:
             if option not in OPTIONS:
-                raise TypeError(f"safe_open() has no option {option!r}: there are backend, {', '.join(OPTIONS)}")
+                raise TypeError(f"safe_open() has no option {option!r}: there are backend, map, share_blocks, {', '.join(OPTIONS)}")
         source = _source_of(filename)
         frame, moved_to = _framework_of(framework, device)
+        if map and (frame.device != "cpu" or moved_to or loader_options):
+            raise refuse("map=True gives tensors of files in place: on cpu, and without options of a loader")
         try:
             model = native.open(source)
         except Error as error:
             raise translated(error) from None
         self._opened = _Opened(model, frame, moved_to, share_blocks, loader_options)
+        self._opened.mapped = map
         if loader_options:
             self._opened.loader()  # a value that is not valid is told here, and not at the first read
 
@@ -465,6 +473,10 @@ def _passed_on(opened: _Opened, pairs: Any) -> Any:
 
 def _fed(opened: _Opened) -> Any:
     try:
+        if opened.mapped:
+            for info in opened.model.tensors:
+                yield info.name, opened.whole(info)
+            return
         with opened.loader().feed(opened.model) as feed:
             for info, array in feed:
                 yield info.name, opened.finished(opened.framework.tensor(array))
