@@ -79,8 +79,8 @@ static int check_opts(struct hr_loader_opts *opts)
 		return hr__fail(HR_E_OPTS, "hr_loader_opts: alloc and release go together");
 	if (staging_of(opts) == HR__STAGING_WINDOW && opts->caching == HR_CACHING_BYPASS)
 		return hr__fail(HR_E_UNSUPPORTED,
-				"engine %s reads from the page cache itself and cannot read around it; use caching "
-				"auto or fill, or another engine",
+				"engine %s cannot be used with caching bypass: it takes bytes from the page cache; use "
+				"caching auto or fill, or another engine",
 				opts->engine);
 	return check_sizes(opts);
 }
