@@ -174,6 +174,10 @@ def headrace_own(paths, device, clock):
     return headrace_load(paths, device, clock, share_blocks=False)
 
 
+def headrace_bypass(paths, device, clock):
+    return headrace_load(paths, device, clock, caching="bypass")
+
+
 def headrace_feed(paths, device, clock):
     import headrace
     tensors = {}
@@ -186,6 +190,7 @@ def headrace_feed(paths, device, clock):
 # name: (how, distribution, modules that are imported before the clock starts, what the table says)
 PEERS = {
     "headrace-torch": (headrace_load, "headrace", ["headrace.torch", "headrace._on_gpu"], "headrace.torch.load_file"),
+    "headrace-torch-bypass": (headrace_bypass, "headrace", ["headrace.torch", "headrace._on_gpu"], "load_file(caching=bypass)"),
     "headrace-torch-feed": (headrace_feed, "headrace", ["headrace._load", "headrace._on_gpu"], "headrace.feed, all kept"),
     "headrace-torch-own": (headrace_own, "headrace", ["headrace.torch", "headrace._on_gpu"], "load_file(share_blocks=False)"),
     "safetensors": (load_file, "safetensors", ["safetensors.torch"], "load_file(device)"),

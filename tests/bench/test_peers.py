@@ -61,7 +61,7 @@ class Decisions(unittest.TestCase):
         self.assertTrue(made.wants("headrace-torch"))
         self.assertEqual(made.fastest(), 1.0)
         self.assertEqual([name for name in samples.NAMES if samples.is_ours(name)],
-                         ["headrace", "headrace-torch", "headrace-torch-feed", "headrace-torch-own"])
+                         ["headrace", "headrace-torch", "headrace-torch-bypass", "headrace-torch-feed", "headrace-torch-own"])
 
     def test_a_peer_that_failed_is_not_tried_again(self):
         self.assertFalse(section({"runai": [{"error": "no"}], "instanttensor": []}).wants("runai"))
