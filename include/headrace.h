@@ -19,7 +19,7 @@
  *     hr_loader_close(loader, HR_FOREVER);
  *     hr_device_close(device);   hr_model_close(model);
  *
- * Read in the order of this file: errors, model, device, loader, job, buffer, feed, and what tells you
+ * Read in the order of this file: errors, model, device, loader, job, buffer, feed, store, and what tells you
  * what happened (statistics, plan, probe).
  *
  * Caveats, before anything else:
@@ -115,7 +115,23 @@ HR_API const char *hr_version(void);
 	X(HR_E_LIMIT, -46, "a limit that keeps hostile files harmless is exceeded")                          \
 	X(HR_E_PATH, -47, "a shard name is not a plain file name")                                           \
 	X(HR_E_INDEX, -48, "the index does not agree with its shards")                                       \
-	X(HR_E_AMBIGUOUS, -49, "more than one model could be meant")
+	X(HR_E_AMBIGUOUS, -49, "more than one model could be meant")                                         \
+	X(HR_E_NOT_A_STORE, -80, "there is no store here")                                                   \
+	X(HR_E_STORE_VERSION, -81, "the store is of a format that this version does not know")               \
+	X(HR_E_REGION_CHANGED, -82, "the region under the store was swapped, replaced or cut")               \
+	X(HR_E_GEOMETRY, -83, "the region is smaller or has other sectors than the store")                   \
+	X(HR_E_IDENTITY, -84, "the store is on another device than it was made on")                          \
+	X(HR_E_CORRUPT, -85, "the store's records are damaged")                                              \
+	X(HR_E_DIVERGED, -86, "two different records claim one generation")                                  \
+	X(HR_E_STALE, -87, "the generation is no longer kept")                                               \
+	X(HR_E_PIN, -88, "the store is not the one that was expected")                                       \
+	X(HR_E_NOSPACE, -89, "the store is full")                                                            \
+	X(HR_E_FRAGMENTED, -90, "no gap in the store is large enough")                                       \
+	X(HR_E_COMMIT_UNKNOWN, -91, "a commit was interrupted by an error; opening the store again decides") \
+	X(HR_E_POISONED, -92, "an earlier write failed; open the store again")                               \
+	X(HR_E_LOCKED, -93, "somebody else writes to the store or holds the device")                         \
+	X(HR_E_FOREIGN, -94, "the region holds something else")                                              \
+	X(HR_E_EXISTS, -95, "there is one of that name already")
 
 /** Error codes; HR_OK is success. */
 enum hr_error_code {
@@ -538,6 +554,153 @@ HR_API int hr_feed_open(hr_loader *loader, hr_model *model, const struct hr_feed
 HR_API int hr_feed_next(hr_feed *feed, struct hr_tensor *tensor, hr_buffer **buffer);
 /** Ends a feed early or after its last tensor. HR_E_BUSY as with jobs. Buffers handed out stay good. */
 HR_API int hr_feed_close(hr_feed *feed, uint32_t timeout_ms);
+
+/* ------------------------------------------------------------------------------------------------- store */
+
+/**
+ * Checkpoints as immutable raw objects on a **region**, that is a block device, a partition, a loop device or a plain
+ * file, with no file system between. docs/store-format.md says what is written.
+ *
+ * A store goes from **generation** to generation. Every change (a model imported, replaced, removed) is one commit,
+ * that is there wholly or not at all, whatever happens to the machine meanwhile. Objects are never changed: an update
+ * writes new ones and switches. A reader opens the newest generation and holds it: a commit does not disturb it, and
+ * space is used again only when no reader holds what was there, or, where a reader cannot lock, not unnoticed.
+ *
+ * One handle is one generation for a reader, and always the newest for a writer, of which there is one at a time.
+ */
+typedef struct hr_store hr_store;
+
+/** hr_store_init_opts.flags: destroy whatever the region holds. */
+#define HR_STORE_FORCE 1u
+
+/** How to make a store. */
+struct hr_store_init_opts {
+	size_t size;    /**< HR_STORE_INIT_OPTS_INIT sets it */
+	uint32_t flags; /**< HR_STORE_FORCE */
+	/**< of a plain file that is to be made, all of it taken at once; 0: the region is there already */
+	uint64_t bytes;
+	const char *name; /**< what to call it, up to 64 bytes; NULL: nothing */
+};
+/** Start value of a struct hr_store_init_opts: its size, all else zero. */
+#define HR_STORE_INIT_OPTS_INIT {sizeof(struct hr_store_init_opts)}
+
+/**
+ * Makes an empty store. Refuses a region with anything at its ends, where partition tables and file systems have their
+ * marks, and one that is mounted or held. Errors: HR_E_FOREIGN (not empty), HR_E_LOCKED (in use), HR_E_GEOMETRY (below
+ * 16 MiB, odd sectors, a partition that is not aligned to 64 KiB), HR_E_IO, HR_E_OPTS, HR_E_NOMEM. Blocks.
+ */
+HR_API int hr_store_init(const char *path, const struct hr_store_init_opts *opts);
+
+/** hr_store_opts.flags: open for writing. One writer at a time: HR_E_LOCKED for the second. */
+#define HR_STORE_WRITE 1u
+/** hr_store_opts.flags: the store may lie on another device than the one that it was made on (a copy, say). */
+#define HR_STORE_MOVED 2u
+
+/** How to open a store. */
+struct hr_store_opts {
+	size_t size;    /**< HR_STORE_OPTS_INIT sets it */
+	uint32_t flags; /**< HR_STORE_WRITE, HR_STORE_MOVED */
+	/**< which; 0: the newest. The one before it can be opened too until its space is given up */
+	uint64_t generation;
+};
+/** Start value of a struct hr_store_opts: its size, all else zero. */
+#define HR_STORE_OPTS_INIT {sizeof(struct hr_store_opts)}
+
+/**
+ * Opens a store. For reading nothing is written, and the generation is held until the handle is closed. For writing
+ * torn records of an interrupted commit are put right. Threads: any, also at once; changes wait for one another.
+ * Errors: HR_E_NOTFOUND, HR_E_NOT_A_STORE, HR_E_STORE_VERSION, HR_E_GEOMETRY, HR_E_IDENTITY (see HR_STORE_MOVED),
+ * HR_E_CORRUPT, HR_E_DIVERGED, HR_E_STALE (that generation is gone), HR_E_LOCKED, HR_E_IO, HR_E_OPTS, HR_E_NOMEM.
+ */
+HR_API int hr_store_open(const char *path, const struct hr_store_opts *opts, hr_store **out);
+/** Closes it; no call with it may be going on. */
+HR_API void hr_store_close(hr_store *store);
+
+/** A store in numbers. */
+struct hr_store_info {
+	size_t size;      /**< HR_STORE_INFO_INIT sets it */
+	char name[72];    /**< what it was called when it was made */
+	char kind[16];    /**< of the device it was made on: "nvme", "scsi", "virtio", "dm", "loop", "file", "other" */
+	char wwid[104];   /**< that device's own name, if it has one */
+	uint8_t uuid[16]; /**< the store's */
+	uint8_t body_sha256[32];   /**< of this generation's manifest */
+	uint64_t generation;       /**< that is open */
+	uint64_t floor_generation; /**< those before it cannot be opened any more */
+	uint64_t region_bytes;     /**< the region, in whole MiB */
+	uint64_t data_bytes;       /**< of it, for models and manifests */
+	uint64_t live_bytes;       /**< taken by objects */
+	/**< of live_bytes: objects that no model has, left by an import that did not end */
+	uint64_t unbound_bytes;
+	uint64_t retired_bytes;      /**< given up, and free once no older generation needs them */
+	uint64_t free_bytes;         /**< in no use */
+	uint64_t largest_free_bytes; /**< of that, in one piece */
+	uint64_t manifest_bytes;     /**< of this generation's manifest */
+	uint64_t init_time_ns;       /**< when it was made, since 1970 */
+	uint64_t commit_time_ns;     /**< when this generation was */
+	uint32_t lba_bytes;          /**< logical sectors that it was made for */
+	uint32_t n_models;           /**< models */
+	uint32_t n_objects;          /**< objects: shards and other files, equal ones once */
+	uint32_t n_unbound;          /**< objects that no model has */
+	uint32_t is_leased;          /**< 1: writers know that this generation is being read */
+};
+/** Start value of a struct hr_store_info: its size, all else zero. */
+#define HR_STORE_INFO_INIT {sizeof(struct hr_store_info)}
+/** Describes a store. */
+HR_API int hr_store_stats(hr_store *store, struct hr_store_info *out);
+
+/** A model of a store. Pointers live until the store is changed through this handle, or closed. */
+struct hr_store_model_info {
+	size_t size;                 /**< HR_STORE_MODEL_INFO_INIT sets it */
+	const char *name;            /**< UTF-8, not NUL-terminated */
+	size_t name_len;             /**< bytes */
+	const char *provenance;      /**< where it was imported from; not NUL-terminated */
+	size_t provenance_len;       /**< bytes */
+	uint8_t uuid[16];            /**< new with every import */
+	uint64_t bytes;              /**< of all its files */
+	uint64_t created_generation; /**< that it came with */
+	uint32_t n_files;            /**< shards, index, config ... */
+	uint32_t n_shards;           /**< of them, safetensors */
+};
+/** Start value of a struct hr_store_model_info: its size, all else zero. */
+#define HR_STORE_MODEL_INFO_INIT {sizeof(struct hr_store_model_info)}
+/** Describes a model by its number; they are sorted by name. */
+HR_API int hr_store_model(hr_store *store, uint32_t model, struct hr_store_model_info *out);
+/** A model's number by its name. Errors: HR_E_NOTFOUND. */
+HR_API int hr_store_find(hr_store *store, const char *name, uint32_t *model);
+
+/** A file of a model. Pointers live as in struct hr_store_model_info. */
+struct hr_store_file_info {
+	size_t size;      /**< HR_STORE_FILE_INFO_INIT sets it */
+	const char *name; /**< a relative path with "/", UTF-8, not NUL-terminated */
+	size_t name_len;  /**< bytes */
+	uint32_t object;  /**< that holds its bytes */
+};
+/** Start value of a struct hr_store_file_info: its size, all else zero. */
+#define HR_STORE_FILE_INFO_INIT {sizeof(struct hr_store_file_info)}
+/** Describes a file of a model by its number; they are sorted by name. */
+HR_API int hr_store_file(hr_store *store, uint32_t model, uint32_t file, struct hr_store_file_info *out);
+
+/** An object: the bytes of a file, in one piece. */
+struct hr_store_object_info {
+	size_t size;                 /**< HR_STORE_OBJECT_INFO_INIT sets it */
+	uint8_t uuid[16];            /**< its own */
+	uint8_t sha256[32];          /**< of its bytes */
+	uint8_t header_sha256[32];   /**< of the safetensors header, length included; a shard's */
+	uint64_t bytes;              /**< that the file has */
+	uint64_t offset;             /**< of the first, in the region */
+	uint64_t extent_offset;      /**< of all that is its own */
+	uint64_t extent_bytes;       /**< that it takes, with padding, footer and digests */
+	uint64_t header_bytes;       /**< of a shard's JSON; 0 otherwise */
+	uint64_t created_generation; /**< that it came with */
+	uint32_t n_tensors;          /**< in its header */
+	uint32_t n_users;            /**< files that are it; 0: unbound */
+	uint32_t digest_block_bytes; /**< that one CRC-32C covers */
+	uint32_t is_shard;           /**< 1: safetensors; 0: any other file */
+};
+/** Start value of a struct hr_store_object_info: its size, all else zero. */
+#define HR_STORE_OBJECT_INFO_INIT {sizeof(struct hr_store_object_info)}
+/** Describes an object by its number. */
+HR_API int hr_store_object(hr_store *store, uint32_t object, struct hr_store_object_info *out);
 
 /* --------------------------------------------------------------------------------- what happened, and why */
 
