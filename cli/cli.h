@@ -45,9 +45,12 @@ struct cli_args {
 	uint64_t readers;
 	uint64_t rounds;
 	uint64_t window_bytes;
+	uint64_t sample_bytes;
+	uint64_t seconds;
 	bool json;
 	bool is_long;
 	bool verify;
+	bool trial;
 	bool force;
 	bool shards;
 	bool cold;

@@ -11,11 +11,22 @@
 #include <sys/stat.h>
 
 extern const struct cli_command cli_cmd_ls, cli_cmd_check, cli_cmd_load, cli_cmd_cat, cli_cmd_digest, cli_cmd_plan,
-	cli_cmd_engines, cli_cmd_verify, cli_cmd_bench, cli_cmd_help, cli_cmd_version;
+	cli_cmd_engines, cli_cmd_verify, cli_cmd_doctor, cli_cmd_bench, cli_cmd_help, cli_cmd_version;
 
 const struct cli_command *const cli_commands[] = {
-	&cli_cmd_ls,      &cli_cmd_check,  &cli_cmd_load,  &cli_cmd_cat,  &cli_cmd_digest,  &cli_cmd_plan,
-	&cli_cmd_engines, &cli_cmd_verify, &cli_cmd_bench, &cli_cmd_help, &cli_cmd_version, NULL,
+	&cli_cmd_ls,
+	&cli_cmd_check,
+	&cli_cmd_load,
+	&cli_cmd_cat,
+	&cli_cmd_digest,
+	&cli_cmd_plan,
+	&cli_cmd_engines,
+	&cli_cmd_verify,
+	&cli_cmd_doctor,
+	&cli_cmd_bench,
+	&cli_cmd_help,
+	&cli_cmd_version,
+	NULL,
 };
 
 const struct cli_command *cli_command_find(const char *name)

@@ -165,9 +165,10 @@ static bool is_wanted(const struct cli_args *args, const struct hr_tensor *tenso
 	return args->n_only == 0;
 }
 
-static void add_tensor(struct cli_set *set, const struct hr_tensor *tensor)
+/* Its first `bytes`, behind what is there. */
+static void add_tensor(struct cli_set *set, uint64_t number, uint64_t bytes)
 {
-	uint64_t room = (tensor->bytes + ALIGN - 1) / ALIGN * ALIGN;
+	uint64_t room = (bytes + ALIGN - 1) / ALIGN * ALIGN;
 	struct cli_part *part = set->n_parts ? &set->parts[set->n_parts - 1] : NULL;
 
 	if (!part || part->bytes >= PART_BYTES) {
@@ -175,33 +176,48 @@ static void add_tensor(struct cli_set *set, const struct hr_tensor *tensor)
 		part = &set->parts[set->n_parts++];
 		*part = (struct cli_part){.first = set->n};
 	}
-	set->tensors[set->n] = tensor->index;
-	set->sizes[set->n] = tensor->bytes;
+	set->tensors[set->n] = number;
+	set->sizes[set->n] = bytes;
 	set->offsets[set->n] = part->bytes;
 	set->part_of[set->n] = (uint32_t)(set->n_parts - 1);
-	set->bytes += tensor->bytes;
+	set->bytes += bytes;
 	set->buffer_bytes += room;
 	part->bytes += room;
 	part->n++;
 	set->n++;
 }
 
-int cli_set_new(const struct cli_args *args, hr_model *model, struct cli_set *set)
+static void make_room(struct cli_set *set, size_t n)
 {
-	uint64_t n = hr_model_n_tensors(model);
-
 	*set = (struct cli_set){0};
 	set->tensors = cli_alloc(n, sizeof(*set->tensors));
 	set->offsets = cli_alloc(n, sizeof(*set->offsets));
 	set->sizes = cli_alloc(n, sizeof(*set->sizes));
 	set->part_of = cli_alloc(n, sizeof(*set->part_of));
+}
+
+void cli_set_first(const struct cli_set *all, uint64_t bytes, struct cli_set *set)
+{
+	make_room(set, all->n);
+	for (size_t i = 0; i < all->n && set->bytes < bytes; i++) {
+		uint64_t left = bytes - set->bytes;
+
+		add_tensor(set, all->tensors[i], all->sizes[i] < left ? all->sizes[i] : left);
+	}
+}
+
+int cli_set_new(const struct cli_args *args, hr_model *model, struct cli_set *set)
+{
+	uint64_t n = hr_model_n_tensors(model);
+
+	make_room(set, n);
 	for (uint64_t i = 0; i < n; i++) {
 		struct hr_tensor tensor = HR_TENSOR_INIT;
 
 		if (hr_model_tensor(model, i, &tensor))
 			return cli_fail_last(args);
 		if (is_wanted(args, &tensor))
-			add_tensor(set, &tensor);
+			add_tensor(set, tensor.index, tensor.bytes);
 	}
 	if (!set->n && args->n_only)
 		return cli_fail(args, HR_E_NOTFOUND,

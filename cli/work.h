@@ -43,6 +43,8 @@ struct cli_set {
 
 /* All tensors, or those that --only matches. 0 or an exit status (nothing matches). */
 int cli_set_new(const struct cli_args *args, hr_model *model, struct cli_set *set);
+/* The first `bytes` of another set; the last tensor may be there in part only. */
+void cli_set_first(const struct cli_set *all, uint64_t bytes, struct cli_set *set);
 void cli_set_free(struct cli_set *set);
 /* Reads of tensors first .. first + n - 1 into memory at `base` (NULL: nowhere, for a plan); the caller frees. */
 struct hr_read *cli_set_reads(const struct cli_set *set, size_t first, size_t n, void *base);

@@ -13,6 +13,7 @@ _headrace_options() {
 	digest) echo "--shards --json --help" ;;
 	plan) echo "$loader --only --json --help" ;;
 	engines) echo "--json --help" ;;
+	doctor) echo "--device --staging --trial --sample --seconds --json --help" ;;
 	verify) echo "--against --window $loader --only --json --help" ;;
 	bench)
 		echo "--synthetic --dir --keep --rounds --cold --warm --feed --open --sweep --sweep-slots" \
@@ -35,7 +36,7 @@ _headrace_files() {
 }
 
 _headrace() {
-	local commands='ls check load cat digest plan engines verify bench help version'
+	local commands='ls check load cat digest plan engines verify doctor bench help version'
 	local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]}
 
 	if [ "$COMP_CWORD" -eq 1 ]; then
@@ -53,7 +54,8 @@ _headrace() {
 	--against) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;
 	--window) mapfile -t COMPREPLY < <(compgen -W '16MiB 128MiB 1GiB' -- "$word") && return ;;
 	--dir) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -d -- "$word") && return ;;
-	--readers | --rounds | --only) return ;;
+	--sample) mapfile -t COMPREPLY < <(compgen -W '256MiB 2GiB 8GiB' -- "$word") && return ;;
+	--readers | --rounds | --only | --seconds) return ;;
 	esac
 	if [[ $word == -* ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$(_headrace_options "$command")" -- "$word")

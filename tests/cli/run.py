@@ -17,6 +17,7 @@ import harness
 import test_agreement  # noqa: F401 (they register themselves)
 import test_json  # noqa: F401
 import test_behaviour  # noqa: F401
+import test_diagnosis  # noqa: F401
 import test_verify  # noqa: F401
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -23,6 +23,8 @@ SAMPLE = {
 COMMON = {
     "gb_per_second": SPREAD, "seconds": SPREAD, "cpu_seconds_per_gb": SPREAD, "rounds_not_prepared": int, "samples": [SAMPLE]}
 
+WAY = {"works": bool, "reason": str}
+
 SCHEMAS = {
     "error": {"error": {**ERROR, "system": int}},
     "ls": {
@@ -54,6 +56,18 @@ SCHEMAS = {
         "ok": bool, "device": {"spec": str, "name": str}, "compared_with": str, "tensors": int, "bytes": int, "seconds": NUMBER,
         "gb_per_second": NUMBER, "windows": int, "window_bytes": int, "engines": ENGINES, "peak_staging_bytes": int,
         "peak_resident_bytes": int, "verified_shards": int, "verified_tensors": int, "note": str},
+    "doctor": {
+        "checks": [{"id": str, "what": str, "verdict": str, "reason": str, "advice": str}],
+        "engines": [{"name": str, "usable": bool, "reason": str, "fill?": WAY, "bypass?": WAY}],
+        "devices": [{"name": str, "usable": bool, "reason": str}],
+        "trial?": {
+            "sample_bytes": int, "seconds": NUMBER, "series": [{
+                "state": str, "engine": str, "caching": str, "rounds": int, "gb_per_second?": SPREAD,
+                "cpu_seconds_per_gb?": NUMBER, "peak_pinned_bytes?": int, "peak_staging_bytes?": int, "prepared?": bool,
+                "error": str}]},
+        "best?": {
+            "engine": str, "caching": str, "why": str, "command": str, "vllm_command": str, "vllm_extra_config": str},
+        "ok": bool},
     "verify-digests": {"error": ERROR, "faults": [ERROR]},
     "bench": {
         "kind": str, "machine": MACHINE,

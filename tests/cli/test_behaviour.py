@@ -234,7 +234,7 @@ def random_lines_are_survived(context):
         "one.safetensors", "odd.safetensors", "names.safetensors", "short.safetensors", "nothing", "w", "/dev/null", "/dev/zero",
         "/", ".", "--nonsense", "--json=1", "\xff\xfe".encode("latin-1").decode("utf-8", "surrogateescape"), "x" * 5000]
     for _ in range(250):
-        command = dice.choice(["ls", "check", "load", "cat", "digest", "plan", "engines", "help", "version", "bench", "verify"])
+        command = dice.choice(["ls", "check", "load", "cat", "digest", "plan", "engines", "help", "version", "bench", "verify", "doctor"])
         line = [command] + [dice.choice(words) for _ in range(dice.randrange(5))]
         if command == "bench" and "--open" not in line:
             line.append("--open")
