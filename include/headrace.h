@@ -194,12 +194,17 @@ HR_API uint32_t hr_dtype_bits(uint32_t dtype);
 struct hr_model_opts {
 	size_t size;    /**< HR_MODEL_OPTS_INIT sets it */
 	uint32_t flags; /**< HR_MODEL_* */
+	/** Path of a manifest that hr_store_export() wrote, or NULL: the store must be that one and the generation the
+	 * one described, or HR_E_PIN or HR_E_STALE. Only for what is in a store. */
+	const char *expect;
 };
 /** Start value of a struct hr_model_opts: its size, all else zero. */
 #define HR_MODEL_OPTS_INIT {sizeof(struct hr_model_opts)}
 
 /**
- * Opens a model by name: a directory, an index ("….safetensors.index.json"), or one file.
+ * Opens a model by name: a directory, an index ("….safetensors.index.json"), one file, or a model in a store:
+ * "store:PATH#MODEL", with "@41" behind it for that generation, "/FILE" for one of its files, and the path of an
+ * exported manifest ("….json") in place of the store's for the very generation that it describes.
  *
  * A directory must make clear what it holds: one index, or one *.safetensors file. Otherwise the answer
  * is HR_E_AMBIGUOUS with the candidates. An index decides between copies of a tensor in several shards;

@@ -7,6 +7,9 @@
  * of it. A link is followed in the last component, since a Hugging Face cache is made of them, unless the caller
  * refuses links; a directory that is a link itself is opened either way, being the caller's own word.
  */
+#include "folder.h"
+#include "stored.h"
+
 #include "core/arith.h"
 #include "core/error.h"
 #include "core/mem.h"
@@ -39,24 +42,26 @@ static bool is_index_name(const char *name)
 	return ends_with(name, ".json") && strstr(name, ".index.");
 }
 
-static char *join(const char *directory, const char *name)
-{
-	return hr__format("%s%s%s", directory, ends_with(directory, "/") ? "" : "/", name);
-}
-
 /* ---- files ---- */
 
 /* The shards of a model by their names; for hr__shards_read(). */
 struct shard_names {
 	const char *const *names;
-	uint32_t flags;
-	/* For open_shard(): the directory that they are in, and what named them. */
-	const char *directory, *index_path;
-	int directory_fd;
+	const struct hr_model_opts *opts;
+	/* For open_shard(): what they are in, and what named them. */
+	const struct hr__folder *folder;
+	const char *index_path;
 	/* For complete_index(). */
 	const struct hr__hash_key *key;
 	struct hr__index *index;
 };
+
+static int refuse_expect(const char *name)
+{
+	return hr__fail_at(
+		&(struct hr__where){.stage = "open", .path = name, .offset = HR_NO_OFFSET}, HR_E_OPTS,
+		"%s is not in a store, and only a store's generation can be compared with a manifest (expect)", name);
+}
 
 static int open_path(void *ctx, uint32_t number, struct hr__source *source)
 {
@@ -65,19 +70,23 @@ static int open_path(void *ctx, uint32_t number, struct hr__source *source)
 
 	if (!path || !path[0])
 		return hr__fail(HR_E_OPTS, "the name of file %" PRIu32 " is empty", number);
-	return hr__source_open_file(AT_FDCWD, path, path, shards->flags & HR_MODEL_NO_SYMLINKS, source);
+	if (hr__store_name_is(path))
+		return hr__store_member(path, shards->opts, source);
+	if (shards->opts->expect)
+		return refuse_expect(path);
+	return hr__source_open_file(AT_FDCWD, path, path, shards->opts->flags & HR_MODEL_NO_SYMLINKS, source);
 }
 
 static int open_shard(void *ctx, uint32_t number, struct hr__source *source)
 {
 	const struct shard_names *shards = ctx;
 	const char *name = shards->names[number];
-	char *path = join(shards->directory, name);
+	char *path = hr__folder_path(shards->folder, name);
 	int code;
 
 	if (!path)
 		return HR_E_NOMEM;
-	code = hr__source_open_file(shards->directory_fd, name, path, shards->flags & HR_MODEL_NO_SYMLINKS, source);
+	code = hr__folder_source(shards->folder, name, path, source);
 	if (code == HR_E_NOTFOUND)
 		code = hr__fail_at(&(struct hr__where){.stage = "index", .path = path, .offset = HR_NO_OFFSET},
 				   HR_E_INDEX, "%s names the shard %s, which is not there; download it",
@@ -106,9 +115,9 @@ static int check_same_file(const hr_model *model, struct hr__names *files, uint3
 	return 0;
 }
 
-static int open_files(hr_model *model, const char *const *paths, size_t n_paths, uint32_t flags)
+static int open_files(hr_model *model, const char *const *paths, size_t n_paths, const struct hr_model_opts *opts)
 {
-	struct shard_names shards = {.names = paths, .flags = flags};
+	struct shard_names shards = {.names = paths, .opts = opts};
 	struct hr__names files;
 	int code, same = 0;
 
@@ -130,12 +139,11 @@ static int open_files(hr_model *model, const char *const *paths, size_t n_paths,
 
 /* All of an index, in memory of its own (*text is the caller's to unmap): big ones come in huge pages, which are
  * quick to get. */
-static int read_text(int directory_fd, const char *name, const char *path, uint32_t flags, uint8_t **text,
-		     size_t *bytes)
+static int read_text(const struct hr__folder *folder, const char *name, const char *path, uint8_t **text, size_t *bytes)
 {
 	struct hr__source source;
 	void *memory;
-	int code = hr__source_open_file(directory_fd, name, path, flags & HR_MODEL_NO_SYMLINKS, &source);
+	int code = hr__folder_source(folder, name, path, &source);
 
 	*text = NULL;
 	if (code)
@@ -151,6 +159,8 @@ static int read_text(int directory_fd, const char *name, const char *path, uint3
 		*text = memory;
 		code = hr__source_read(&source, 0, memory, *bytes);
 	}
+	if (!code)
+		code = hr__source_prove(&source, *text, *bytes);
 	if (!code)
 		code = hr__source_check(&source);
 	hr__source_close(&source);
@@ -180,20 +190,15 @@ static int complete_index(void *ctx)
 }
 
 /* `single`: a file that lies beside the index and could be a model of its own; NULL if there is none. */
-static int open_index(hr_model *model, int directory_fd, const char *directory, const char *name, const char *single,
-		      uint32_t flags)
+static int open_index(hr_model *model, const struct hr__folder *folder, const char *name, const char *single)
 {
-	char *path = join(directory, name);
+	char *path = hr__folder_path(folder, name);
 	struct hr__index index = {0};
-	struct shard_names shards = {.directory = directory,
-				     .directory_fd = directory_fd,
-				     .index_path = path,
-				     .flags = flags,
-				     .key = hr__model_key(model),
-				     .index = &index};
+	struct shard_names shards = {
+		.folder = folder, .index_path = path, .key = hr__model_key(model), .index = &index};
 	uint8_t *text = NULL;
 	size_t bytes = 0;
-	int code = path ? read_text(directory_fd, name, path, flags, &text, &bytes) : HR_E_NOMEM;
+	int code = path ? read_text(folder, name, path, &text, &bytes) : HR_E_NOMEM;
 
 	if (code)
 		goto out;
@@ -204,10 +209,11 @@ static int open_index(hr_model *model, int directory_fd, const char *directory, 
 	}
 	if (single && !names_shard(&index, single))
 		code = hr__fail_at(
-			&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET}, HR_E_AMBIGUOUS,
+			&(struct hr__where){.stage = "open", .path = folder->name, .offset = HR_NO_OFFSET},
+			HR_E_AMBIGUOUS,
 			"%s holds both %s and %s, which does not name it; open the one you mean by its own path, "
 			"%s/%s or %s/%s",
-			directory, single, name, directory, single, directory, name);
+			folder->name, single, name, folder->name, single, folder->name, name);
 	shards.names = index.shards;
 	if (!code)
 		code = hr__model_add(model, index.n_shards,
@@ -221,21 +227,22 @@ out:
 	return code;
 }
 
-static int open_index_at(hr_model *model, const char *path, uint32_t flags)
+static int open_index_at(hr_model *model, const char *path, const struct hr_model_opts *opts)
 {
 	const char *slash = strrchr(path, '/');
 	char *directory = slash ? hr__strndup(path, slash == path ? 1 : (size_t)(slash - path)) : hr__strdup(".");
-	int directory_fd, error, code;
+	struct hr__folder folder;
+	int error, code;
 
 	if (!directory)
 		return HR_E_NOMEM;
-	error = hr__os_open(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY, &directory_fd);
+	error = hr__folder_open_directory(directory, opts->flags & HR_MODEL_NO_SYMLINKS, &folder);
 	if (error)
 		code = hr__fail_errno(&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET},
 				      error, "open directory");
 	else
-		code = open_index(model, directory_fd, directory, slash ? slash + 1 : path, NULL, flags);
-	hr__os_close(directory_fd);
+		code = open_index(model, &folder, slash ? slash + 1 : path, NULL);
+	hr__folder_close(&folder);
 	hr__free(directory);
 	return code;
 }
@@ -353,40 +360,34 @@ static const char *single_beside(const struct listing *listing)
 	return NULL;
 }
 
-static int open_single(hr_model *model, int directory_fd, const char *directory, const char *name, uint32_t flags)
+static int open_single(hr_model *model, const struct hr__folder *folder, const char *name)
 {
-	struct shard_names shards = {.names = &name,
-				     .directory = directory,
-				     .directory_fd = directory_fd,
-				     .index_path = directory,
-				     .flags = flags};
+	struct shard_names shards = {.names = &name, .folder = folder, .index_path = folder->name};
 	int code = hr__model_add(model, 1, &(struct hr__shard_origin){.open = open_shard, .ctx = &shards});
 
 	return code ? code : hr__model_finish(model, NULL, NULL);
 }
 
-static int open_directory(hr_model *model, int directory_fd, const char *directory, uint32_t flags)
+static int open_folder(hr_model *model, const struct hr__folder *folder)
 {
 	struct listing listing = {.code = 0};
-	int error = hr__os_list(directory_fd, list_entry, &listing), code = listing.code;
+	int code = hr__folder_list(folder, list_entry, &listing);
 
-	if (error)
-		code = hr__fail_errno(&(struct hr__where){.stage = "open", .path = directory, .offset = HR_NO_OFFSET},
-				      error, "list directory");
+	if (!code)
+		code = listing.code;
 	if (code)
 		goto out;
 	if (listing.indexes.n == 1) {
-		code = open_index(model, directory_fd, directory, listing.indexes.names[0], single_beside(&listing),
-				  flags);
+		code = open_index(model, folder, listing.indexes.names[0], single_beside(&listing));
 	} else if (listing.indexes.n == 0 && listing.files.n == 1) {
-		code = open_single(model, directory_fd, directory, listing.files.names[0], flags);
+		code = open_single(model, folder, listing.files.names[0]);
 	} else {
 		/* Sorted, so that the message is the same wherever the directory lies. */
 		if (listing.indexes.n > 1)
 			qsort(listing.indexes.names, listing.indexes.n, sizeof(char *), compare_names);
 		if (listing.files.n > 1)
 			qsort(listing.files.names, listing.files.n, sizeof(char *), compare_names);
-		code = fail_directory(directory, &listing);
+		code = fail_directory(folder->name, &listing);
 	}
 out:
 	list_free(&listing.indexes);
@@ -394,20 +395,37 @@ out:
 	return code;
 }
 
-/* ---- the public two ---- */
+/* ---- a store ---- */
 
-static int start(const struct hr_model_opts *given, uint32_t *flags, hr_model **out)
+static int open_stored(hr_model *model, const char *name, const struct hr_model_opts *opts)
 {
-	struct hr_model_opts opts;
-	int code = hr__opts_copy(&opts, sizeof(opts), given, "hr_model_opts");
+	struct hr__stored stored;
+	int code = hr__store_resolve(name, opts, &stored);
 
 	if (code)
 		return code;
-	if (opts.flags & ~HR_MODEL_NO_SYMLINKS)
+	if (!stored.member[0])
+		code = open_folder(model, &stored.folder);
+	else if (is_index_name(stored.member))
+		code = open_index(model, &stored.folder, stored.member, NULL);
+	else
+		code = open_single(model, &stored.folder, stored.member);
+	hr__stored_close(&stored);
+	return code;
+}
+
+/* ---- the public two ---- */
+
+static int start(const struct hr_model_opts *given, struct hr_model_opts *opts, hr_model **out)
+{
+	int code = hr__opts_copy(opts, sizeof(*opts), given, "hr_model_opts");
+
+	if (code)
+		return code;
+	if (opts->flags & ~HR_MODEL_NO_SYMLINKS)
 		return hr__fail(HR_E_OPTS,
 				"hr_model_opts.flags is 0x%x, which has bits that this version does not know",
-				(unsigned)opts.flags);
-	*flags = opts.flags;
+				(unsigned)opts->flags);
 	return hr__model_new(out);
 }
 
@@ -420,36 +438,36 @@ static int finish(int code, hr_model *model, hr_model **out)
 	return code;
 }
 
-static int open_name(hr_model *model, const char *name, uint32_t flags)
+static int open_name(hr_model *model, const char *name, const struct hr_model_opts *opts)
 {
 	const char *slash = strrchr(name, '/');
-	int directory_fd, error, code;
+	struct hr__folder folder;
+	int error, code;
 
-	if (strncmp(name, "store:", 6) == 0)
-		return hr__fail(HR_E_UNSUPPORTED,
-				"%s is in a raw store, and this version of headrace does not open stores; "
-				"name a directory or files",
-				name);
+	if (hr__store_name_is(name))
+		return open_stored(model, name, opts);
+	if (opts->expect)
+		return refuse_expect(name);
 	/* A FIFO does not hang this: it is no directory. What is wrong with a link shows when it is opened as a
 	 * file. */
-	error = hr__os_open(AT_FDCWD, name, O_RDONLY | O_DIRECTORY, &directory_fd);
+	error = hr__folder_open_directory(name, opts->flags & HR_MODEL_NO_SYMLINKS, &folder);
 	if (error == 0) {
-		code = open_directory(model, directory_fd, name, flags);
-		hr__os_close(directory_fd);
+		code = open_folder(model, &folder);
+		hr__folder_close(&folder);
 		return code;
 	}
 	if (error != ENOTDIR && error != ENOENT && error != ELOOP)
 		return hr__fail_errno(&(struct hr__where){.stage = "open", .path = name, .offset = HR_NO_OFFSET}, error,
 				      "open");
 	if (is_index_name(slash ? slash + 1 : name))
-		return open_index_at(model, name, flags);
-	return open_files(model, &name, 1, flags);
+		return open_index_at(model, name, opts);
+	return open_files(model, &name, 1, opts);
 }
 
 int hr_model_open(const char *name, const struct hr_model_opts *opts, hr_model **out)
 {
+	struct hr_model_opts own;
 	hr_model *model;
-	uint32_t flags = 0;
 	int code;
 
 	if (!out)
@@ -457,14 +475,14 @@ int hr_model_open(const char *name, const struct hr_model_opts *opts, hr_model *
 	*out = NULL;
 	if (!name || !name[0])
 		return hr__fail(HR_E_OPTS, "the name of the model is empty");
-	code = start(opts, &flags, &model);
-	return code ? code : finish(open_name(model, name, flags), model, out);
+	code = start(opts, &own, &model);
+	return code ? code : finish(open_name(model, name, &own), model, out);
 }
 
 int hr_model_open_files(const char *const *paths, size_t n_paths, const struct hr_model_opts *opts, hr_model **out)
 {
+	struct hr_model_opts own;
 	hr_model *model;
-	uint32_t flags = 0;
 	int code;
 
 	if (!out)
@@ -472,6 +490,6 @@ int hr_model_open_files(const char *const *paths, size_t n_paths, const struct h
 	*out = NULL;
 	if (!paths || n_paths == 0)
 		return hr__fail(HR_E_OPTS, "a model needs at least one file");
-	code = start(opts, &flags, &model);
-	return code ? code : finish(open_files(model, paths, n_paths, flags), model, out);
+	code = start(opts, &own, &model);
+	return code ? code : finish(open_files(model, paths, n_paths, &own), model, out);
 }

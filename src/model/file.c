@@ -162,6 +162,11 @@ int hr__source_check(const struct hr__source *source)
 	return fail_changed(source, &st.identity);
 }
 
+int hr__source_prove(const struct hr__source *source, const void *bytes, size_t n)
+{
+	return source->ops ? source->ops->prove(source, bytes, n) : 0;
+}
+
 /* A read that only can go around the page cache: what is aligned goes straight to its place, the rest through memory
  * of our own. */
 static int pread_direct(const struct hr__source *source, uint64_t offset, unsigned char *dst, size_t bytes, size_t *got)

@@ -22,6 +22,8 @@ struct hr__source_blocks {
 struct hr__source_ops {
 	/* Whether what was opened is still what lies there, for all sources of this owner; 0, or why not. */
 	int (*check)(const struct hr__source *source);
+	/* Whether the first `proven` bytes of it are what the owner vouches for. HR_E_DIGEST. */
+	int (*prove)(const struct hr__source *source, const void *bytes, size_t n);
 	/* The checksums, read and proven once; they live as long as the source. */
 	int (*blocks)(const struct hr__source *source, struct hr__source_blocks *out);
 	void (*close)(struct hr__source *source); /* of what the owner lent: the descriptors are the owner's */
@@ -37,6 +39,7 @@ struct hr__source {
 	const struct hr__source_ops *ops; /* NULL: a file */
 	void *owner;                      /* whose `ops` are */
 	uint32_t number;                  /* the owner's name for it */
+	uint64_t proven; /* how many bytes from the first the owner vouches for: a shard's header, a small file */
 };
 
 /* Opens a file below `directory_fd` (AT_FDCWD allowed) without following a link if `no_symlinks`. Never hangs on a
@@ -52,6 +55,9 @@ int hr__source_check(const struct hr__source *source);
 /* Reads exactly `bytes` at `offset` of the source, through the page cache, or around it where that is the only way.
  * HR_E_IO, HR_E_SHORT. For headers and tools. */
 int hr__source_read(const struct hr__source *source, uint64_t offset, void *dst, size_t bytes);
+/* Whether bytes that were read from the source's beginning are what its owner says, where it has one. Nothing of them
+ * is looked at before. HR_E_DIGEST. */
+int hr__source_prove(const struct hr__source *source, const void *bytes, size_t n);
 /* The same without a word: 0 or an errno, and how much came. The range lies in the source. For any thread. */
 int hr__source_pread(const struct hr__source *source, uint64_t offset, void *dst, size_t bytes, size_t *got);
 

@@ -26,6 +26,7 @@ int main(void)
 	S(hr_model_opts);
 	F(hr_model_opts, size);
 	F(hr_model_opts, flags);
+	F(hr_model_opts, expect);
 	S(hr_tensor);
 	F(hr_tensor, size);
 	F(hr_tensor, name);

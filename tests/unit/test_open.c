@@ -531,7 +531,13 @@ static void names_and_options_are_checked(void **state)
 	opts.flags = 0;
 	opts.size = 3;
 	assert_fails(hr_model_open("x", &opts, &model), HR_E_OPTS);
-	assert_fails(hr_model_open("store:/dev/nvme0n1#m", NULL, &model), HR_E_UNSUPPORTED);
+	assert_fails(hr_model_open("store:/dev/nowhere#m", NULL, &model), HR_E_NOTFOUND);
+	assert_fails(hr_model_open("store:", NULL, &model), HR_E_OPTS);
+	assert_fails(hr_model_open("store:#m", NULL, &model), HR_E_OPTS);
+	opts = (struct hr_model_opts)HR_MODEL_OPTS_INIT;
+	opts.expect = "manifest.json"; /* which only a store could be compared with */
+	assert_fails(hr_model_open("x", &opts, &model), HR_E_OPTS);
+	assert_fails(hr_model_open_files((const char *const[]){"x"}, 1, &opts, &model), HR_E_OPTS);
 	hr_model_close(NULL);
 	assert_string_equal(hr_version(), "0.1.0");
 }

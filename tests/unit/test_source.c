@@ -22,7 +22,8 @@
 #define N_OBJECTS    3
 
 struct object {
-	uint64_t base, bytes, room;
+	uint64_t base, bytes, room, header_bytes;
+	uint8_t sha256[32]; /* of the header */
 	uint32_t *crc;
 	uint64_t n_blocks;
 };
@@ -57,13 +58,23 @@ static int blocks_of(const struct hr__source *source, struct hr__source_blocks *
 	return 0;
 }
 
+static int prove_object(const struct hr__source *source, const void *bytes, size_t n)
+{
+	uint8_t found[32];
+
+	hr__sha256_of(bytes, n, found);
+	if (n == source->proven && memcmp(found, owner.objects[source->number].sha256, 32) == 0)
+		return 0;
+	return hr__fail(HR_E_DIGEST, "the header is another one");
+}
+
 static void close_object(struct hr__source *source)
 {
 	(void)source;
 	owner.n_open--;
 }
 
-static const struct hr__source_ops ops = {check_owner, blocks_of, close_object};
+static const struct hr__source_ops ops = {check_owner, prove_object, blocks_of, close_object};
 
 static int open_object(void *ctx, uint32_t number, struct hr__source *out)
 {
@@ -77,6 +88,7 @@ static int open_object(void *ctx, uint32_t number, struct hr__source *out)
 		.ops = &ops,
 		.owner = &owner,
 		.number = number,
+		.proven = owner.objects[number].header_bytes,
 	};
 	if (hr__os_open_direct(&out->file) == 0) { /* the owner's, so that closing a source closes nothing */
 		if (owner.direct_fd < 0)
@@ -140,6 +152,10 @@ static void put_object(FILE *region, struct object *object, unsigned number, con
 	for (uint64_t i = n; i < object->room; i++)
 		putc(0xee, region);
 	make_crcs(object, bytes);
+	for (int i = 7; i >= 0; i--)
+		object->header_bytes = object->header_bytes << 8 | bytes[i];
+	object->header_bytes += 8;
+	hr__sha256_of(bytes, object->header_bytes, object->sha256);
 	free(bytes);
 	free(shard);
 }
@@ -320,6 +336,26 @@ static void a_flipped_byte_is_found_before_it_arrives(void **state)
 	region_close();
 }
 
+/* Nothing of a header is looked at before it was found to be the one that is meant: what is wrong with it is that it
+ * is another one, whichever byte of it is flipped. */
+static void a_header_is_proven_before_it_is_parsed(void **state)
+{
+	(void)state;
+	region_open(16, true);
+	for (uint64_t at = 0; at < owner.objects[1].header_bytes; at += at < 12 ? 1 : 9) {
+		hr_model *model;
+
+		damage(1, at);
+		assert_ok(hr__model_new(&model));
+		assert_fails(hr__model_add(model, N_OBJECTS, &(struct hr__shard_origin){.open = open_object}),
+			     HR_E_DIGEST);
+		hr_model_close(model);
+		damage(1, at);
+	}
+	hr_model_close(open_model());
+	region_close();
+}
+
 static void without_checksums_asked_for_a_flipped_byte_arrives(void **state)
 {
 	struct bed bed = {.model = NULL};
@@ -443,6 +479,7 @@ int main(void)
 		cmocka_unit_test(an_object_is_read_by_every_engine_as_a_file_is),
 		cmocka_unit_test(headers_and_digests_of_what_is_direct_only_are_read_around_the_cache),
 		cmocka_unit_test(a_flipped_byte_is_found_before_it_arrives),
+		cmocka_unit_test(a_header_is_proven_before_it_is_parsed),
 		cmocka_unit_test(without_checksums_asked_for_a_flipped_byte_arrives),
 		cmocka_unit_test(blocks_of_every_size_fit_or_are_refused),
 		cmocka_unit_test(plain_files_cannot_be_verified),
