@@ -52,6 +52,9 @@ class Framework(Protocol):
     def pick(self, memory: Any, at: int, scratch: Any, view: View, item: int) -> None:
         """Copies the view's elements out of scratch, which begins with the view's first one, to element `at` of memory."""
 
+    def small(self, raw: bytearray, dtype: str, view: View, item: int) -> Any:
+        """A tensor of the view's elements out of raw, which begins with the first one and is the tensor's from now on."""
+
     def view(self, shape: tuple[int, ...], index: Any, tensor: str) -> View | None:
         """What an index means; None: something that only the framework itself can do."""
 
@@ -73,7 +76,8 @@ class Numpy:
         self.np = numpy
 
     def check(self, dtype: str, shape: tuple[int, ...]) -> None:
-        _convert.numpy_dtype(dtype)
+        if dtype not in _convert._numpy_dtypes:
+            _convert.numpy_dtype(dtype)
 
     def tensor(self, array: Array) -> Any:
         return _convert.to_numpy(array)
@@ -92,6 +96,12 @@ class Numpy:
         strides = tuple(stride * item for stride in view.strides)
         source = self.np.lib.stride_tricks.as_strided(scratch.view(kind), view.sizes, strides)
         memory.view(kind)[at : at + view.n_elements].reshape(view.sizes)[...] = source
+
+    def small(self, raw: bytearray, dtype: str, view: View, item: int) -> Any:
+        kind = _convert.numpy_dtype(dtype)
+        if len(raw) == view.n_elements * item:
+            return self.np.ndarray(view.sizes, kind, raw)
+        return self.np.ndarray(view.sizes, kind, raw, 0, tuple(stride * item for stride in view.strides)).copy()
 
     def view(self, shape: tuple[int, ...], index: Any, tensor: str) -> View | None:
         return strict_view(shape, index, tensor)
@@ -139,6 +149,13 @@ class Torch:
         kind = {1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32, 8: self.torch.int64}[item]
         source = scratch.view(kind).as_strided(view.sizes, view.strides)
         memory.view(kind)[at : at + view.n_elements].view(view.sizes).copy_(source)
+
+    def small(self, raw: bytearray, dtype: str, view: View, item: int) -> Any:
+        ours, _ = _convert.torch_dtype_and_shape(dtype, (2,))
+        flat = self.torch.frombuffer(raw, dtype=ours)
+        if len(raw) == view.n_elements * item:
+            return flat.view(view.sizes)
+        return flat.as_strided(view.sizes, view.strides).clone(memory_format=self.torch.contiguous_format)
 
     def view(self, shape: tuple[int, ...], index: Any, tensor: str) -> View | None:
         items = index if isinstance(index, tuple) else (index,)

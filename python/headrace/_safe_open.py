@@ -26,6 +26,8 @@ Name = Union[str, "os.PathLike[str]"]
 MOVED = ("mps", "npu", "xpu", "xla", "mlu", "musa", "hpu")  #: torch's devices that are reached through memory of the host
 SCRATCH_BYTES = 32 << 20
 READS_AT_ONCE = 4096
+SMALL_BYTES = 512 << 10  #: up to here a read by the calling thread is quicker than a job
+SMALL_HOLEY_BYTES = 64 << 10  #: the same, if not all of it is wanted
 
 OPTIONS = ("staging_bytes", "slot_bytes", "engine", "caching", "readers")
 
@@ -86,6 +88,13 @@ class _Opened:
         self.moved_to = moved_to
         self.options = options
         self.mapped = False  #: whole tensors are given in place
+        # What is small is read at once by the thread that asks, unless the caller said how to read. Of a store only a loader verifies.
+        told = {key: value for key, value in options.items() if key not in ("staging_bytes", "slot_bytes", "readers")}
+        self.reads_small = (
+            framework.device == "cpu"
+            and all(value in (None, "auto", "fill") for value in told.values())
+            and not any(shard.path.startswith("store:") for shard in model.shards)
+        )
         self._users = 1
         self._key: Any = None
         self._loader: native.Loader | None = None
@@ -105,6 +114,8 @@ class _Opened:
     def drop(self) -> None:
         """release() for __del__, which the collector may call anywhere, even in a thread that holds the lock: then whoever holds it
         does the work when it has let go."""
+        if _dropped is None:  # the interpreter is ending
+            return
         _dropped.append(self)
         if _lock.acquire(blocking=False):
             _lock.release()
@@ -179,8 +190,12 @@ class _Opened:
     def part(self, info: native.TensorInfo, view: View, item: int) -> Any:
         """Reads a view of a tensor into new memory; only the bytes that it needs, and holes that are cheaper to read than to leave out."""
         framework = self.framework
-        memory = framework.empty(view.n_elements * item)
-        if view.n_elements:
+        n_elements, reach = view.n_elements, view.reach * item
+        if self.reads_small and 0 < reach <= (SMALL_BYTES if reach == n_elements * item else SMALL_HOLEY_BYTES):
+            raw = self.model.read_part(info.index, view.first * item, reach)
+            return self.finished(framework.small(raw, info.dtype, view, item))
+        memory = framework.empty(n_elements * item)
+        if n_elements:
             reads = _Reads(self, info, framework.address(memory), memory, item)
             for block, at in blocks(view, item):
                 reads.add(block, at)
@@ -273,6 +288,7 @@ class SafeSlice:
                 return opened.whole(info)[index]
             return opened.part(info, view, item)
         except Error as error:
+            error.tensor = error.tensor or info.name
             raise translated(error) from None
 
 

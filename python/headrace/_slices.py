@@ -7,6 +7,7 @@ through a view walks forwards through the file.
 """
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, Iterator, NamedTuple, Sequence
 
@@ -27,15 +28,17 @@ class View(NamedTuple):
     @property
     def n_elements(self) -> int:
         """How many elements."""
-        product = 1
-        for size in self.sizes:
-            product *= size
-        return product
+        return math.prod(self.sizes)
 
     @property
     def reach(self) -> int:
         """Elements from the first to the last, both included."""
-        return 1 + sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides)) if self.n_elements else 0
+        last = 0
+        for size, stride in zip(self.sizes, self.strides):
+            if not size:
+                return 0
+            last += (size - 1) * stride
+        return last + 1
 
     @property
     def is_dense(self) -> bool:
@@ -99,9 +102,47 @@ def _range_of(item: Any, dim: int, shape: Sequence[int], tensor: str) -> tuple[i
     return begin, begin + 1, 1, True
 
 
+def _plain_view(shape: Sequence[int], items: tuple[Any, ...]) -> View | None:
+    """What an index of plain ints and slices that lie inside the tensor means, or None: strict_view() then says what is wrong."""
+    n_items, dim = len(items), len(shape)
+    if n_items > dim:
+        return None
+    first, stride = 0, 1
+    sizes, strides = [], []
+    for size in reversed(shape):
+        dim -= 1
+        item = items[dim] if dim < n_items else None
+        if item is None and dim >= n_items:
+            sizes.append(size)
+            strides.append(stride)
+        elif type(item) is int:
+            if not -size <= item < size:
+                return None
+            first += (item if item >= 0 else item + size) * stride
+        elif type(item) is slice:
+            begin = 0 if item.start is None else item.start
+            end = size if item.stop is None else item.stop
+            step = 1 if item.step is None else item.step
+            if not (type(begin) is type(end) is type(step) is int) or not (0 <= begin <= end <= size and begin < size and step > 0):
+                return None
+            first += begin * stride
+            sizes.append((end - begin + step - 1) // step)
+            strides.append(stride * step)
+        else:
+            return None
+        stride *= size
+    return View(first, tuple(sizes[::-1]), tuple(strides[::-1]))
+
+
 def strict_view(shape: Sequence[int], index: Any, tensor: str = "") -> View:
     """The part of a tensor that an index means by the rules of safetensors' numpy: ints (negative ones count from the end), slices
     with bounds inside the tensor and steps from 1 on, one Ellipsis. Raises what the official package raises."""
+    plain = _plain_view(shape, index if type(index) is tuple else (index,))
+    return plain if plain is not None else _view_of_any(shape, index, tensor)
+
+
+def _view_of_any(shape: Sequence[int], index: Any, tensor: str) -> View:
+    """strict_view() for every index, step by step."""
     ranges = [_range_of(item, dim, shape, tensor) for dim, item in enumerate(_items_of(index, len(shape), tensor))]
     what = f"Error during slicing of '{tensor}' with shape {list(shape)}: "
     if len(ranges) > len(shape):

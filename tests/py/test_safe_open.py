@@ -145,12 +145,16 @@ FORMS = [
 ]  # fmt: skip
 
 
+WAYS = [{}, {"engine": "pread"}]  # small slices by the calling thread, and by jobs like large ones
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_each_form_of_slice_gives_what_the_official_one_gives(tmp_path, rng, framework):
+def test_each_form_of_slice_gives_what_the_official_one_gives(tmp_path, rng, framework, how):
     path = drop_in.many(tmp_path / "all.safetensors", rng, ["I32", "F16", "C64", "BOOL"], [(2, 3, 4), (5,), (), (0, 3), (3, 0, 2)])
     problems = []
-    with headrace.safe_open(path, framework) as ours, safetensors.safe_open(path, framework) as theirs:
+    with headrace.safe_open(path, framework, **how) as ours, safetensors.safe_open(path, framework) as theirs:
         for name in theirs.keys():
             mine, other = ours.get_slice(name), theirs.get_slice(name)
             for form in FORMS:
@@ -160,12 +164,13 @@ def test_each_form_of_slice_gives_what_the_official_one_gives(tmp_path, rng, fra
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_random_slices_give_what_the_official_ones_give(tmp_path, rng, framework):
+def test_random_slices_give_what_the_official_ones_give(tmp_path, rng, framework, how):
     shapes = [(13,), (5, 7), (4, 3, 9), (2, 3, 4, 5), (1, 6, 1), (0, 4), (300, 20)]
     path = drop_in.many(tmp_path / "all.safetensors", rng, ["U8", "F16", "F32", "I64"], shapes)
     problems, n_good = [], 0
-    with headrace.safe_open(path, framework) as ours, safetensors.safe_open(path, framework) as theirs:
+    with headrace.safe_open(path, framework, **how) as ours, safetensors.safe_open(path, framework) as theirs:
         names = theirs.keys()
         for _ in range(N_RANDOM):
             name = rng.choice(names)
@@ -194,12 +199,25 @@ def test_large_slices_by_ranges_and_by_blocks_are_right(tmp_path, rng, framework
 
 def test_a_slice_of_rows_reads_no_other_rows(tmp_path, rng):
     path = drop_in.write(tmp_path / "rows.safetensors", {"x": ("U8", (4096, 4096), rng.randbytes(1 << 24))})
-    with headrace.safe_open(path, "np") as opened:
+    with headrace.safe_open(path, "np", engine="pread") as opened:
         piece = opened.get_slice("x")
         piece[0:1]
         before = opened._opened.loader().stats()["read_bytes"]
         piece[100:108]
         assert opened._opened.loader().stats()["read_bytes"] - before <= 8 * 4096 + 2 * 4096
+
+
+def test_small_slices_need_no_loader_and_own_their_memory(tmp_path, rng):
+    path = drop_in.many(tmp_path / "a.safetensors", rng, ["I32", "F16"])
+    with headrace.safe_open(path, "np") as opened:
+        piece = opened.get_slice("I32.3x4x6")
+        whole = piece[...]
+        parts = [piece[1], piece[:, 2:3, 1], piece[2, 3, 5]]
+        assert opened._opened._loader is None
+        expected = [whole[1].copy(), whole[:, 2:3, 1].copy(), whole[2, 3, 5].copy()]
+        whole[...] = 0
+    for part, same in zip(parts, expected):
+        assert numpy.array_equal(part, same) and part.flags.writeable and part.flags.c_contiguous
 
 
 def test_a_column_of_a_large_tensor_takes_little_memory_beside_itself(tmp_path):
@@ -339,9 +357,10 @@ def test_a_file_cut_short_after_it_was_opened_is_an_error_and_not_a_signal(tmp_p
     with headrace.safe_open(path, "np") as opened:
         piece = opened.get_slice("x")
         os.truncate(path, 5000)
-        for call in (lambda: opened.get_tensor("x"), lambda: piece[900_000:], opened.get_tensors):
+        for call in (lambda: opened.get_tensor("x"), lambda: piece[900_000:], lambda: piece[100:200], lambda: piece[10:], opened.get_tensors):
             with pytest.raises(safetensors.SafetensorError) as caught:
                 call()
+            assert caught.value.tensor == "x"
             assert caught.value.name in ("HR_E_CHANGED", "HR_E_SHORT") and "a.safetensors" in caught.value.path
 
 

@@ -51,6 +51,22 @@ def test_blocks_hold_each_element_of_a_random_view_once(limits, monkeypatch):
         numpy.testing.assert_array_equal(gathered(shape, view, 1), expected, err_msg=str((shape, index)))
 
 
+def test_the_quick_way_to_a_view_says_what_the_thorough_one_says():
+    rng = random.Random(SEED)
+    print("SEED=%d" % SEED)
+    quick = 0
+    for _ in range(4000):
+        shape = tuple(rng.choice([0, 1, 2, 5]) for _ in range(rng.randint(0, 3)))
+        bound = lambda: rng.choice([None, 0, 1, 2, 5, 6, -1, True, numpy.int64(1), 1.5])
+        item = lambda: rng.choice([rng.randint(-6, 6), slice(bound(), bound(), rng.choice([None, 1, 2, 0, -1])), slice(bound()), ...])
+        index = rng.choice([item(), tuple(item() for _ in range(rng.randint(0, 4)))])
+        found = _slices._plain_view(shape, index if type(index) is tuple else (index,))
+        if found is not None:
+            assert found == _slices._view_of_any(shape, index, ""), (shape, index)
+            quick += 1
+    assert quick > 100
+
+
 def test_rows_of_a_large_tensor_are_one_range():
     view = _slices.strict_view((1_000_000, 4096), slice(1000, 2000))
     assert [(b.first, b.reach, at) for b, at in _slices.blocks(view, 2)] == [(4_096_000, 4_096_000, 0)]
