@@ -19,15 +19,15 @@
  *     hr_loader_close(loader, HR_FOREVER);
  *     hr_device_close(device);   hr_model_close(model);
  *
- * Read in the order of this file: errors, model, device, loader, job, buffer, feed, store, and what tells you
- * what happened (statistics, plan, probe).
+ * Read in the order of this file: errors, model, device, loader, job, buffer, feed, cache, store, and what
+ * tells you what happened (statistics, plan, probe).
  *
  * Caveats, before anything else:
  *  - A **job** writes into memory that you own until it has *settled*. A wait that expires
  *    (HR_E_PENDING) ends the wait, not the ownership: free the memory only after hr_job_wait() gave
  *    another answer or hr_job_close() gave 0.
- *  - After fork(), a child may go on reading models. Loaders, devices, jobs, feeds and buffers belong to
- *    the parent: every call with one of them answers HR_E_FORKED in the child, and frees nothing.
+ *  - After fork(), a child may go on reading models. Loaders, devices, jobs, feeds, caches and buffers belong
+ *    to the parent: every call with one of them answers HR_E_FORKED in the child, and frees nothing.
  *  - Handles are not closed behind your back: nothing runs when the library is loaded, nothing at exit.
  *  - A file that is changed while it is read makes the call fail with HR_E_CHANGED. Replace checkpoints
  *    by writing a new directory, not by writing into an old one.
@@ -116,6 +116,8 @@ HR_API const char *hr_version(void);
 	X(HR_E_PATH, -47, "a shard name is not a plain file name")                                           \
 	X(HR_E_INDEX, -48, "the index does not agree with its shards")                                       \
 	X(HR_E_AMBIGUOUS, -49, "more than one model could be meant")                                         \
+	X(HR_E_FULL, -64, "all of the cache's budget is in use")                                             \
+	X(HR_E_BUDGET, -65, "the group is larger than the cache's budget")                                   \
 	X(HR_E_NOT_A_STORE, -80, "there is no store here")                                                   \
 	X(HR_E_STORE_VERSION, -81, "the store is of a format that this version does not know")               \
 	X(HR_E_REGION_CHANGED, -82, "the region under the store was swapped, replaced or cut")               \
@@ -560,6 +562,193 @@ HR_API int hr_feed_next(hr_feed *feed, struct hr_tensor *tensor, hr_buffer **buf
 /** Ends a feed early or after its last tensor. HR_E_BUSY as with jobs. Buffers handed out stay good. */
 HR_API int hr_feed_close(hr_feed *feed, uint32_t timeout_ms);
 
+/* ------------------------------------------------------------------------------------------------- cache */
+
+/**
+ * Tensors of one model that become resident and leave together: a layer, or one tensor. They lie in one piece of
+ * memory, each at a multiple of 256 bytes, in the model's order, whatever the order given. Immutable and counted.
+ */
+typedef struct hr_group hr_group;
+
+/**
+ * Makes a group of `n_tensors` (1 or more) tensors of a model, which it keeps open. A cache knows a group by its
+ * handle: two groups of the same tensors are two groups, and their bytes may be resident twice. Errors: HR_E_OPTS
+ * (number out of range, no tensors), HR_E_DUPLICATE (a tensor given twice), HR_E_OVERFLOW, HR_E_NOMEM.
+ */
+HR_API int hr_group_new(hr_model *model, const uint64_t *tensors, size_t n_tensors, hr_group **out);
+/** One more owner. Returns its argument. Threads: any. */
+HR_API hr_group *hr_group_acquire(hr_group *group);
+/** Drops an owner. Caches hold the groups that are resident. */
+HR_API void hr_group_release(hr_group *group);
+/** Size of its memory: the tensors, each rounded up to 256 bytes but the last. */
+HR_API uint64_t hr_group_bytes(const hr_group *group);
+/** Its number, unique in the process: what events call it. */
+HR_API uint64_t hr_group_id(const hr_group *group);
+/** How many tensors. */
+HR_API size_t hr_group_n_tensors(const hr_group *group);
+/** The i-th tensor in the order given, and where it begins in the group's memory. Errors: HR_E_OPTS. */
+HR_API int hr_group_tensor(const hr_group *group, size_t i, uint64_t *tensor, uint64_t *offset);
+
+/**
+ * Groups of any number of models, kept on one loader's device under a byte budget. What was not used goes when
+ * something else needs the room; what is in use (pinned) stays where it is.
+ */
+typedef struct hr_cache hr_cache;
+
+/** hr_cache_opts.policy: what was used longest ago goes first. A walk over more than fits then hits nothing. */
+#define HR_POLICY_LRU 0u
+/** What will be used last goes first, judged by how it was used so far: a repeated walk keeps the part that fits. */
+#define HR_POLICY_LOOP 1u
+
+/** How to set up a cache. */
+struct hr_cache_opts {
+	size_t size; /**< HR_CACHE_OPTS_INIT sets it */
+	/** Device memory that the cache may hold at once, in whole allocations, free ones included. Not 0. */
+	uint64_t budget_bytes;
+	/** Pinned host memory in which evicted groups may stay, so that they come back over the link and not from
+	 * storage. 0: none. cuda only: on cpu, make the budget larger instead. */
+	uint64_t host_budget_bytes;
+	/** What the allocator rounds sizes up to: counted against the budget. 0: what headrace's own pool does (256 on
+	 * cpu, pages from 2 MiB on; 512 on cuda). A caller's allocator may round to more; a power of two. */
+	uint64_t granularity_bytes;
+	uint32_t policy;        /**< HR_POLICY_* */
+	uint32_t io_timeout_ms; /**< of every load, as in a job */
+	/** How many events hr_cache_events() can be behind. 0: none are kept. */
+	uint32_t n_events;
+};
+/** Start value of a struct hr_cache_opts: its size, all else zero. */
+#define HR_CACHE_OPTS_INIT {sizeof(struct hr_cache_opts)}
+
+/**
+ * Opens a cache. It takes memory as groups come and keeps it for the next ones; a group gets the memory of one of
+ * (much) the same size if there is any. Ownership: *out is the caller's; the loader must stay open as long as loads
+ * are wanted. Threads: any number, on any of its functions. Errors: HR_E_OPTS, HR_E_NOMEM, HR_E_FORKED.
+ */
+HR_API int hr_cache_open(hr_loader *loader, const struct hr_cache_opts *opts, hr_cache **out);
+/**
+ * Cancels loads that nobody waits for, waits up to `timeout_ms` for what is pinned or in motion, gives all memory back.
+ * HR_E_BUSY if something is still pinned or in motion by then: nothing was closed. No other call may be in the cache.
+ */
+HR_API int hr_cache_close(hr_cache *cache, uint32_t timeout_ms);
+
+/** How to get. */
+struct hr_cache_get_opts {
+	size_t size; /**< HR_CACHE_GET_OPTS_INIT sets it */
+	/** If everything is pinned: how long to wait for room. 0: not at all; then HR_E_FULL. */
+	uint32_t room_timeout_ms;
+	/** How long to wait for the bytes; then HR_E_PENDING, the load goes on, and another call finds it. 0: as long
+	 * as it takes. */
+	uint32_t load_timeout_ms;
+	void *wait_stream;   /**< as in a job: for a caller's allocator whose memory still has work queued on it */
+	void *signal_stream; /**< as in a job. Costs nothing if the bytes were there before */
+};
+/** Start value of a struct hr_cache_get_opts: its size, all else zero. */
+#define HR_CACHE_GET_OPTS_INIT {sizeof(struct hr_cache_get_opts)}
+
+/**
+ * The group's bytes, resident, pinned until the buffer is released; all getters of a group share one buffer. Loads
+ * them if need be, once for all who ask at a time; other groups leave to make room. Release with hr_buffer_release(),
+ * or with hr_buffer_release_on() if work queued on a stream still uses them: the memory is used again only after it,
+ * with no waiting on the host. Do not write into it: what is written is lost when the group leaves.
+ *
+ * A thread that waits for room while it holds pins itself may wait for what only it could release: give it a
+ * room_timeout_ms that ends.
+ *
+ * Blocks. Errors: HR_E_FULL (all the budget is pinned; the message names by whom), HR_E_BUDGET (the group alone is
+ * larger), HR_E_PENDING, those of a job, HR_E_DEVICE_MEMORY. A load that fails leaves nothing behind: the next get
+ * tries again.
+ */
+HR_API int hr_cache_get(hr_cache *cache, hr_group *group, const struct hr_cache_get_opts *opts, hr_buffer **out);
+
+/**
+ * Begins to bring a group in, so that a later get finds it. A hint: it takes room from groups that the policy would
+ * evict, never from what is pinned, being loaded, or brought in by an earlier hint and not yet used; without room it
+ * does nothing and is counted as passed over. Loads that somebody waits for go first; a get that finds no other room
+ * takes that of hints. Of the options only wait_stream counts. Does not wait for storage. Errors: HR_E_BUDGET,
+ * HR_E_NOMEM, HR_E_DEVICE*, HR_E_OPTS; that a load failed is told by the get that follows.
+ */
+HR_API int hr_cache_prefetch(hr_cache *cache, hr_group *group, const struct hr_cache_get_opts *opts);
+
+/**
+ * Evicts one group; *freed_bytes (may be NULL) is what that left free for others, 0 if it was not resident. The memory
+ * stays the cache's. HR_E_BUSY if it is pinned or waited for.
+ */
+HR_API int hr_cache_evict(hr_cache *cache, hr_group *group, uint64_t *freed_bytes);
+/**
+ * Gives at least `bytes` of memory back to the device: what is free first, then by evicting in the policy's order.
+ * *freed_bytes (may be NULL) says how much; less if the rest is pinned. UINT64_MAX: all that can be had. Waits for
+ * consumers' work that still uses that memory.
+ */
+HR_API int hr_cache_trim(hr_cache *cache, uint64_t bytes, uint64_t *freed_bytes);
+/** Another budget. Shrinking gives memory back as hr_cache_trim(). HR_E_FULL if more is pinned: nothing changes. */
+HR_API int hr_cache_set_budget(hr_cache *cache, uint64_t budget_bytes);
+/** What a group counts against the budget: its bytes, rounded up as the allocator does. */
+HR_API uint64_t hr_cache_charge(const hr_cache *cache, const hr_group *group);
+
+/** What a cache holds now, and did so far. With a model: its part; then sizes of the whole are 0. */
+struct hr_cache_stats {
+	size_t size;                /**< HR_CACHE_STATS_INIT sets it */
+	uint64_t budget_bytes;      /**< of the whole */
+	uint64_t used_bytes;        /**< resident, being loaded, and (of the whole) free */
+	uint64_t pinned_bytes;      /**< of them, in use */
+	uint64_t free_bytes;        /**< of them, kept for the next groups; of the whole */
+	uint64_t peak_bytes;        /**< the most that used_bytes ever was; of the whole */
+	uint64_t n_groups;          /**< resident or being loaded */
+	uint64_t n_pinned;          /**< of them, in use */
+	uint64_t n_hits;            /**< gets that found the bytes there */
+	uint64_t n_joins;           /**< gets that found the load under way */
+	uint64_t n_misses;          /**< gets that had to begin it */
+	uint64_t n_loads;           /**< loads begun, prefetches included */
+	uint64_t n_failures;        /**< of them, failed or given up before they were used */
+	uint64_t n_evictions;       /**< groups that left */
+	uint64_t n_waits;           /**< gets that waited for room */
+	uint64_t n_prefetches;      /**< loads begun by hints */
+	uint64_t n_passed_over;     /**< hints that found no room */
+	uint64_t hit_bytes;         /**< of hits */
+	uint64_t loaded_bytes;      /**< payload brought in by loads that succeeded, from storage or the host tier */
+	uint64_t evicted_bytes;     /**< of groups that left */
+	uint64_t load_wait_ns;      /**< what gets took that were not hits, summed */
+	uint64_t room_wait_ns;      /**< of it, waiting for room */
+	uint64_t host_budget_bytes; /**< of the whole */
+	uint64_t host_used_bytes;   /**< host tier: memory taken, free included; of the whole */
+	uint64_t host_peak_bytes;   /**< host tier: the most that it was; of the whole */
+	uint64_t n_host_groups;     /**< host tier: groups kept */
+	uint64_t n_host_hits;       /**< host tier: loads that found their bytes there */
+	uint64_t n_host_saves;      /**< host tier: groups copied into it */
+	uint64_t n_host_evictions;  /**< host tier: groups dropped from it */
+	uint64_t host_hit_bytes;    /**< of loaded_bytes, from the host tier */
+};
+/** Start value of a struct hr_cache_stats: its size, all else zero. */
+#define HR_CACHE_STATS_INIT {sizeof(struct hr_cache_stats)}
+/** Statistics of a cache, or of one model's groups in it. */
+HR_API int hr_cache_stats(hr_cache *cache, const hr_model *model, struct hr_cache_stats *out);
+
+/** What an event tells. */
+enum hr_cache_event_kind {
+	HR_CACHE_HIT = 1,       /**< a get found the bytes there */
+	HR_CACHE_MISS = 2,      /**< a get began a load; its time is what the get took */
+	HR_CACHE_JOIN = 3,      /**< a get waited for a load under way; its time is what the get took */
+	HR_CACHE_LOAD = 4,      /**< from the beginning of a load to its end */
+	HR_CACHE_HOST_LOAD = 5, /**< the same, out of the host tier */
+	HR_CACHE_FAILED = 6,    /**< a load that failed or was given up */
+	HR_CACHE_EVICT = 7,     /**< a group left */
+	HR_CACHE_WAIT = 8,      /**< a get waited for room */
+	HR_CACHE_PASS = 9,      /**< a hint was passed over */
+};
+/** One event. */
+struct hr_cache_event {
+	uint64_t start_ns;    /**< CLOCK_MONOTONIC */
+	uint64_t duration_ns; /**< 0 for what takes no time */
+	uint64_t group;       /**< hr_group_id() */
+	uint64_t bytes;       /**< of the group */
+	uint32_t kind;        /**< HR_CACHE_* */
+	uint32_t prefetch;    /**< 1: a load that a hint began */
+};
+/**
+ * Takes up to `n` of the oldest events that were not taken yet; *n_found says how many. *n_lost (may be NULL) is how
+ * many were overwritten since the last call, since nobody came for them.
+ */
+HR_API int hr_cache_events(hr_cache *cache, struct hr_cache_event *events, size_t n, size_t *n_found, uint64_t *n_lost);
 /* ------------------------------------------------------------------------------------------------- store */
 
 /**

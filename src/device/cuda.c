@@ -292,6 +292,28 @@ static int cuda_release(hr_device *device, void *memory, uint64_t bytes, struct 
 	return rc;
 }
 
+/* On the stream on which memory is taken: so the next allocation comes after it. */
+static int cuda_release_idle(hr_device *device, void *memory, uint64_t bytes, struct hr__device_error *error)
+{
+	struct hr__cuda *cuda = hr__cuda_of(device);
+	hr__cu_ptr address = (hr__cu_ptr)(uintptr_t)memory;
+	struct hr__device_visit visit;
+	int rc;
+
+	(void)bytes;
+	if (!memory)
+		return 0;
+	rc = hr__cuda_enter(cuda, &visit, error);
+	if (rc)
+		return rc;
+	if (cuda->pool)
+		rc = HR__CU_CHECK(cuda, error, cuMemFreeAsync, address, cuda->memory_stream);
+	else
+		rc = HR__CU_CHECK(cuda, error, cuMemFree, address);
+	hr__cuda_leave(&visit);
+	return rc;
+}
+
 /* In the context: undoes the first `bytes` of a registration. */
 static int unregister(struct hr__cuda *cuda, const struct hr__cuda_pin *pin, size_t bytes,
 		      struct hr__device_error *error)
@@ -495,12 +517,15 @@ const struct hr__device_ops hr__device_cuda = {
 	.pin = cuda_pin,
 	.pin_read_only = cuda_pin_read_only,
 	.unpin = cuda_unpin,
+	.release_idle = cuda_release_idle,
 	.read_back = cuda_read_back,
 	.window_alloc = hr__cuda_window_alloc,
 	.window_free = hr__cuda_window_free,
 	.enter = hr__cuda_window_enter,
 	.leave = hr__cuda_leave,
 	.mark = hr__cuda_mark,
+	.mark_again = hr__cuda_mark_again,
+	.mark_done = hr__cuda_mark_done,
 	.mark_free = hr__cuda_mark_free,
 	.lane_after = hr__cuda_lane_after,
 	.signal = hr__cuda_signal,

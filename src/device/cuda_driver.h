@@ -92,6 +92,8 @@ int hr__cuda_window_enter(hr_device *device, struct hr__device_visit *visit, str
 
 /* cuda_lane.c: streams and lanes. */
 int hr__cuda_mark(hr_device *device, void *stream, void **mark, struct hr__device_error *error);
+int hr__cuda_mark_again(hr_device *device, void *stream, void *mark, struct hr__device_error *error);
+int hr__cuda_mark_done(hr_device *device, void *mark, struct hr__device_error *error);
 void hr__cuda_mark_free(hr_device *device, void *mark);
 int hr__cuda_signal(hr_device *device, void *stream, struct hr__device_error *error);
 int hr__cuda_retire(hr_device *device, void *stream, struct hr__device_error *error);

@@ -83,6 +83,37 @@ int hr__cuda_mark(hr_device *device, void *stream, void **mark, struct hr__devic
 	return rc;
 }
 
+int hr__cuda_mark_again(hr_device *device, void *stream, void *mark, struct hr__device_error *error)
+{
+	struct hr__cuda *cuda = hr__cuda_of(device);
+	struct hr__device_visit visit;
+	int rc = hr__cuda_enter(cuda, &visit, error);
+
+	if (rc)
+		return rc;
+	rc = not_capturing(cuda, stream, error);
+	if (!rc)
+		rc = HR__CU_CHECK(cuda, error, cuEventRecord, mark, stream);
+	hr__cuda_leave(&visit);
+	return rc;
+}
+
+int hr__cuda_mark_done(hr_device *device, void *mark, struct hr__device_error *error)
+{
+	struct hr__cuda *cuda = hr__cuda_of(device);
+	struct hr__device_visit visit;
+	hr__cu_result result;
+	int rc = hr__cuda_enter(cuda, &visit, error);
+
+	if (rc)
+		return rc;
+	result = HR__CU(cuEventQuery, mark);
+	if (result != HR__CU_NOT_READY)
+		rc = hr__cuda_check(cuda, error, "cuEventQuery", result);
+	hr__cuda_leave(&visit);
+	return rc ? rc : result != HR__CU_NOT_READY;
+}
+
 /* The driver keeps a destroyed event for as long as a stream waits for it. */
 void hr__cuda_mark_free(hr_device *device, void *mark)
 {

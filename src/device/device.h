@@ -71,6 +71,8 @@ struct hr__device_ops {
 	int (*pin)(hr_device *device, void *memory, size_t bytes, struct hr__device_error *error);
 	int (*pin_read_only)(hr_device *device, void *memory, size_t bytes, struct hr__device_error *error);
 	int (*unpin)(hr_device *device, void *memory, struct hr__device_error *error);
+	/* As release, for memory that nothing queued uses any more: the next alloc can have it. NULL: as release. */
+	int (*release_idle)(hr_device *device, void *memory, uint64_t bytes, struct hr__device_error *error);
 	/* Copies device memory to host memory and waits. Any thread. */
 	int (*read_back)(hr_device *device, void *dst, const void *src, size_t bytes, struct hr__device_error *error);
 
@@ -84,11 +86,14 @@ struct hr__device_ops {
 	void (*leave)(const struct hr__device_visit *visit);
 
 	/* Streams (HR__DEVICE_STREAMS only). mark: makes an object that stands for "what is queued on this stream
-	 * now"; any thread. lane_after: later copies of the lane wait for the mark; the drainer calls it, and
-	 * mark_free afterwards (any thread). signal: what is queued on `stream` from now on sees all copies whose
-	 * fences are done; any thread. retire: memory given to release() from now on is used again only after what
-	 * is queued on `stream` now; any thread. */
+	 * now"; any thread. mark_again: the same object stands for now, or after a failure for what it stood for.
+	 * mark_done: 1 if what it stands for is over, 0 if not, < 0 failed. lane_after: later copies of the lane
+	 * wait for what the mark stands for now; the drainer calls it. mark_free: any thread, also then. signal:
+	 * what is queued on `stream` from now on sees all copies whose fences are done; any thread. retire: memory
+	 * given to release() from now on is used again only after what is queued on `stream` now; any thread. */
 	int (*mark)(hr_device *device, void *stream, void **mark, struct hr__device_error *error);
+	int (*mark_again)(hr_device *device, void *stream, void *mark, struct hr__device_error *error);
+	int (*mark_done)(hr_device *device, void *mark, struct hr__device_error *error);
 	void (*mark_free)(hr_device *device, void *mark);
 	int (*lane_after)(struct hr__lane *lane, void *mark, struct hr__device_error *error);
 	int (*signal)(hr_device *device, void *stream, struct hr__device_error *error);

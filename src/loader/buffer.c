@@ -18,15 +18,6 @@
 
 #define BUFFER_ALIGN 256
 
-struct hr_buffer {
-	struct hr__block *block; /* NULL: mapped */
-	hr_model *model;         /* mapped only; counted */
-	struct hr__extent extent;
-	void *memory;
-	uint64_t bytes;
-	_Atomic uint32_t count;
-};
-
 /* What the stack holds when there is no loader any more. */
 static struct hr__block no_loader;
 
@@ -63,6 +54,15 @@ void hr__heap_unref(struct hr__heap *heap)
 	hr__free(heap);
 }
 
+static void block_end(struct hr__block *block)
+{
+	struct hr__heap *heap = block->heap;
+
+	atomic_fetch_sub(&heap->bytes, block->bytes);
+	hr__free(block);
+	hr__heap_unref(heap);
+}
+
 /* Gives one allocation back. A failure of the driver has nobody to go to: the memory then is the driver's to clean
  * up. */
 static void block_free(struct hr__block *block, void *stream)
@@ -74,9 +74,21 @@ static void block_free(struct hr__block *block, void *stream)
 		heap->release(heap->ctx, block->memory, block->bytes, stream);
 	else if (block->memory)
 		heap->device->ops->release(heap->device, block->memory, block->bytes, &ignored);
-	atomic_fetch_sub(&heap->bytes, block->bytes);
-	hr__free(block);
-	hr__heap_unref(heap);
+	block_end(block);
+}
+
+void hr__block_free_idle(struct hr__block *block)
+{
+	const struct hr__device_ops *ops = block->heap->device->ops;
+	struct hr__device_error ignored;
+
+	if (block->heap->release || !ops->release_idle) {
+		block_free(block, NULL);
+		return;
+	}
+	if (block->memory)
+		ops->release_idle(block->heap->device, block->memory, block->bytes, &ignored);
+	block_end(block);
 }
 
 static void free_all(struct hr__block *block)
@@ -201,6 +213,7 @@ int hr__buffer_new(struct hr__block *block, uint64_t offset, uint64_t bytes, hr_
 	buffer->memory = bytes ? (char *)block->memory + offset : NULL;
 	buffer->bytes = bytes;
 	buffer->count = 1;
+	buffer->owner = NULL;
 	*out = buffer;
 	return 0;
 }
@@ -272,7 +285,13 @@ static bool is_forked(const hr_buffer *buffer)
 
 void hr_buffer_release(hr_buffer *buffer)
 {
-	if (!buffer || is_forked(buffer) || atomic_fetch_sub(&buffer->count, 1) > 1)
+	if (!buffer || is_forked(buffer))
+		return;
+	if (buffer->owner) {
+		buffer->owner->release(buffer);
+		return;
+	}
+	if (atomic_fetch_sub(&buffer->count, 1) > 1)
 		return;
 	if (buffer->block) {
 		hr__block_release(buffer->block);
@@ -302,6 +321,8 @@ int hr_buffer_release_on(hr_buffer *buffer, void *stream)
 		return rc;
 	if (!(device->ops->caps & HR__DEVICE_STREAMS))
 		return hr__fail(HR_E_OPTS, "%s has no streams: use hr_buffer_release()", device->spec);
+	if (buffer->owner)
+		return buffer->owner->release_on(buffer, stream);
 	/* A caller's allocator is told the stream. Our own memory may have other owners, or be shared with other
 	 * buffers, and who drops it last need not be this one: so the device is told that nothing it gets back from
 	 * now on is free before this stream has come so far. If it cannot be told, nothing is released. */

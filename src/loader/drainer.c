@@ -87,9 +87,12 @@ static size_t add_slot(hr_loader *loader, const struct hr__slot *slot, size_t n,
 	return n;
 }
 
-/* The lane waits for the caller's stream before the first copy of a job that asked for it. */
+/* The lane waits for consumers' streams before the first copy of a job that asked for it. */
 static void apply_mark(hr_loader *loader, struct hr_job *job, struct tally *tally)
 {
+	for (; job->n_marks > 0 && !tally->code; job->n_marks--)
+		tally->code = loader->device->ops->lane_after(loader->lane, job->marks[job->n_marks - 1],
+							      &tally->error);
 	if (!job->mark || tally->code)
 		return;
 	tally->code = loader->device->ops->lane_after(loader->lane, job->mark, &tally->error);

@@ -191,6 +191,9 @@ int hr__job_new(hr_loader *loader, hr_model *model, const struct hr__job_request
 		hr__job_free(job);
 		return rc;
 	}
+	job->marks = request->marks;
+	job->n_marks = request->n_marks;
+	job->is_background = request->is_background;
 	job->n_bound = job->is_feed ? 0 : request->n_reads;
 	job->n_spans = request->n_reads;
 	job->fill_cold = hr__choose_fill(loader, model);
@@ -220,6 +223,8 @@ static void list_job(hr_loader *loader, struct hr_job *job)
 		loader->jobs = job->next = job->previous = job;
 	}
 	loader->n_jobs++;
+	loader->n_background += job->is_background;
+	job->number = ++loader->n_started;
 	loader->n_deadlines += job->io_timeout_ms != 0;
 	if (loader->n_deadlines == 1) /* the drainer is the clock, and may be asleep without one */
 		pthread_cond_signal(&loader->full);
@@ -233,6 +238,7 @@ static void unlist_job(hr_loader *loader, struct hr_job *job)
 	if (loader->jobs == job)
 		loader->jobs = job->next == job ? NULL : job->next;
 	loader->n_jobs--;
+	loader->n_background -= job->is_background;
 	loader->n_deadlines -= job->io_timeout_ms != 0;
 	job->is_listed = false;
 }
@@ -256,6 +262,27 @@ void hr__job_run(struct hr_job *job)
 	hr__job_try_settle(job);
 	hr__wake_readers(loader, loader->n_readers);
 	pthread_mutex_unlock(&loader->lock);
+}
+
+void hr__job_promote(struct hr_job *job)
+{
+	hr_loader *loader = job->loader;
+
+	pthread_mutex_lock(&loader->lock);
+	if (job->is_background && job->is_listed)
+		loader->n_background--;
+	job->is_background = false;
+	pthread_mutex_unlock(&loader->lock);
+}
+
+bool hr__job_has_settled(struct hr_job *job)
+{
+	bool settled;
+
+	pthread_mutex_lock(&job->loader->lock);
+	settled = job->is_settled;
+	pthread_mutex_unlock(&job->loader->lock);
+	return settled;
 }
 
 void hr__job_try_settle(struct hr_job *job)

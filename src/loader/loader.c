@@ -26,6 +26,16 @@ int hr__loader_here(const hr_loader *loader)
 	return hr__device_here(loader->device);
 }
 
+bool hr__loader_is_closed(hr_loader *loader)
+{
+	bool is_closed;
+
+	pthread_mutex_lock(&loader->lock);
+	is_closed = loader->is_closed || loader->is_closing;
+	pthread_mutex_unlock(&loader->lock);
+	return is_closed;
+}
+
 /* ---- options ---- */
 
 /* Where the engine that was asked for has its bytes while they move. */

@@ -126,6 +126,22 @@ struct hr__block {
 	_Atomic uint32_t count;
 };
 
+/* A counted view of a block; or what somebody else hands out (a cache its memory), who then is told of releases. */
+struct hr__buffer_owner {
+	void (*release)(hr_buffer *buffer);
+	int (*release_on)(hr_buffer *buffer, void *stream);
+};
+
+struct hr_buffer {
+	struct hr__block *block; /* NULL: mapped */
+	hr_model *model;         /* mapped only; counted */
+	struct hr__extent extent;
+	void *memory;
+	uint64_t bytes;
+	_Atomic uint32_t count;
+	const struct hr__buffer_owner *owner; /* NULL: itself */
+};
+
 int hr__heap_new(hr_loader *loader, const struct hr_loader_opts *opts, struct hr__heap **out);
 void hr__heap_close(struct hr__heap *heap); /* by the loader: what is released from now on goes back at once */
 struct hr__heap *hr__heap_acquire(struct hr__heap *heap);
@@ -135,6 +151,9 @@ void hr__heap_unref(struct hr__heap *heap); /* takes NULL */
 void hr__heap_reap(struct hr__heap *heap, bool may_call_hooks);
 int hr__block_new(struct hr__heap *heap, uint64_t bytes, void *stream, struct hr__block **out);
 void hr__block_release(struct hr__block *block);
+/* Gives a block with one owner back at once: nothing queued uses it any more, and the next hr__block_new can have it.
+ * Only on a thread that is inside one of our calls. */
+void hr__block_free_idle(struct hr__block *block);
 /* takes a count of the block */
 int hr__buffer_new(struct hr__block *block, uint64_t offset, uint64_t bytes, hr_buffer **out);
 /* A tensor in place; `memory` is where its source's first byte is mapped. Takes a count of the model, and on
@@ -178,6 +197,7 @@ struct hr_job {
 	struct hr__source_blocks *blocks;
 	void *signal_stream;
 	uint64_t started_ns;
+	uint64_t number; /* of the loader's jobs, in the order of their start */
 
 	/* Guarded by lock. */
 	struct hr__target *targets; /* of a span; known for spans below n_bound */
@@ -186,6 +206,9 @@ struct hr_job {
 	struct hr__cursor cursor;
 	struct hr__slot_list parked; /* full slots whose next piece has no destination yet */
 	void *mark;                  /* of wait_stream, until the drainer has used it */
+	void *const *marks;          /* whoever started the job keeps them until it has settled */
+	size_t n_marks;              /* that the drainer has not used yet */
+	bool is_background;          /* its chunks are drawn when no other job has any, the oldest job's first */
 	uint32_t in_flight;
 	_Atomic int code; /* the first failure; written under the lock */
 	bool is_drawn;    /* no more chunks will come of it */
@@ -206,10 +229,15 @@ struct hr__job_request {
 	size_t n_reads;
 	uint32_t io_timeout_ms;
 	void *wait_stream, *signal_stream;
-	bool is_feed, sorted, verify;
+	void *const *marks; /* more that our writes must come after; not copied: they stay until the job has settled */
+	size_t n_marks;
+	bool is_feed, sorted, verify, is_background;
 };
 int hr__job_new(hr_loader *loader, hr_model *model, const struct hr__job_request *request, struct hr_job **out);
 void hr__job_run(struct hr_job *job);
+/* A background job that somebody waits for now. */
+void hr__job_promote(struct hr_job *job);
+bool hr__job_has_settled(struct hr_job *job);
 void hr__job_free(struct hr_job *job); /* settled, or never run */
 /* Under the lock: records the first failure, with words made from the place. */
 void hr__job_fail(struct hr_job *job, int code, const struct hr__where *where, const char *format, ...)
@@ -292,6 +320,8 @@ struct hr_loader {
 	/* All guarded by lock. */
 	struct hr_job *jobs; /* a ring of those not settled; the one to draw from next */
 	uint32_t n_jobs, n_deadlines;
+	uint32_t n_background; /* of n_jobs */
+	uint64_t n_started;
 	struct hr__slot_list full_slots;
 	struct hr__slot_list queue_slots;  /* for the queued engine, not yet submitted */
 	struct hr__slot_list leaving;      /* slots whose windows readers shall take back */
@@ -321,6 +351,8 @@ void hr__loader_unref(hr_loader *loader);
 /* Under the lock: reads that never came back hold all staging memory, all readers, or all places of the queued
  * engine. */
 bool hr__loader_is_lost(const hr_loader *loader);
+/* Its handle may still be counted then. */
+bool hr__loader_is_closed(hr_loader *loader);
 /* Every public call begins with it: HR_E_FORKED or HR_E_OPTS. */
 int hr__loader_here(const hr_loader *loader);
 /* Under the lock: a full slot goes to the drainer, is parked if its next piece has no destination yet, or goes back

@@ -52,27 +52,58 @@ static bool draw_from(hr_loader *loader, struct hr_job *job, struct hr__chunk *c
 	return false;
 }
 
-/* A slot with the next chunk of some job, each job in its turn; NULL if there is nothing to do now. */
-static struct hr__slot *draw(hr_loader *loader)
+/* The oldest background job started after the one with this number; NULL if there is none. */
+static struct hr_job *background_after(const hr_loader *loader, uint64_t number)
+{
+	struct hr_job *job = loader->jobs, *oldest = NULL;
+
+	for (uint32_t i = 0; i < loader->n_jobs; i++, job = job->next)
+		if (job->is_background && job->number > number && (!oldest || job->number < oldest->number))
+			oldest = job;
+	return oldest;
+}
+
+/* Background jobs one after the other: what comes first is wanted first. */
+static struct hr_job *draw_background(hr_loader *loader, struct hr__chunk *chunk)
+{
+	struct hr_job *job = loader->n_background ? background_after(loader, 0) : NULL;
+
+	while (job && !draw_from(loader, job, chunk))
+		job = background_after(loader, job->number);
+	return job;
+}
+
+/* The job whose turn it is, and its next chunk; NULL if there is nothing to do now. */
+static struct hr_job *draw_job(hr_loader *loader, struct hr__chunk *chunk)
 {
 	struct hr_job *job = loader->jobs;
-	struct hr__slot *slot;
-	struct hr__chunk chunk;
 
 	for (uint32_t i = 0; i < loader->n_jobs; i++, job = job->next) {
-		if (!draw_from(loader, job, &chunk))
+		if (job->is_background || !draw_from(loader, job, chunk))
 			continue;
-		slot = hr__pool_take(&loader->pool);
-		slot->job = job;
-		slot->chunk = chunk;
-		slot->drained = chunk.first;
-		slot->deadline_ns = UINT64_MAX;
-		slot->blocks_reader = false;
-		job->in_flight++;
 		loader->jobs = job->next;
-		return slot;
+		return job;
 	}
-	return NULL;
+	return draw_background(loader, chunk);
+}
+
+/* A slot with the next chunk of some job; NULL if there is nothing to do now. */
+static struct hr__slot *draw(hr_loader *loader)
+{
+	struct hr__slot *slot;
+	struct hr__chunk chunk;
+	struct hr_job *job = draw_job(loader, &chunk);
+
+	if (!job)
+		return NULL;
+	slot = hr__pool_take(&loader->pool);
+	slot->job = job;
+	slot->chunk = chunk;
+	slot->drained = chunk.first;
+	slot->deadline_ns = UINT64_MAX;
+	slot->blocks_reader = false;
+	job->in_flight++;
+	return slot;
 }
 
 void hr__wake_readers(hr_loader *loader, uint32_t n)

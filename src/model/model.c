@@ -24,6 +24,7 @@ struct tensor {
 
 struct hr_model {
 	atomic_uint owners;
+	uint64_t id;
 	struct hr__hash_key key;
 	struct hr__shard *shards;
 	uint32_t n_shards;
@@ -33,6 +34,13 @@ struct hr_model {
 	char **warnings;
 	size_t n_warnings;
 };
+
+static _Atomic uint64_t last_id;
+
+uint64_t hr__model_id(const hr_model *model)
+{
+	return model->id;
+}
 
 /* ---- building ---- */
 
@@ -44,6 +52,7 @@ int hr__model_new(hr_model **out)
 	if (!model)
 		return HR_E_NOMEM;
 	atomic_init(&model->owners, 1);
+	model->id = atomic_fetch_add(&last_id, 1) + 1;
 	hr__hash_key_new(&model->key);
 	return 0;
 }

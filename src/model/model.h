@@ -17,6 +17,8 @@ struct hr__extent {
 	uint64_t bytes;
 };
 
+/* Unique in the process: an address is used again once a model has closed. */
+uint64_t hr__model_id(const hr_model *model);
 uint32_t hr__model_n_sources(const hr_model *model);
 const struct hr__source *hr__model_source(const hr_model *model, uint32_t source);
 /* `tensor` is in range. */

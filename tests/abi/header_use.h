@@ -26,13 +26,16 @@ int main(void)
 	struct hr_job_opts job = HR_JOB_OPTS_INIT;
 	struct hr_map_opts map = HR_MAP_OPTS_INIT;
 	struct hr_feed_opts feed = HR_FEED_OPTS_INIT;
+	struct hr_cache_opts cache = HR_CACHE_OPTS_INIT;
+	struct hr_cache_get_opts get = HR_CACHE_GET_OPTS_INIT;
+	struct hr_cache_stats cached = HR_CACHE_STATS_INIT;
 	struct hr_stats stats = HR_STATS_INIT;
 	struct hr_plan_info plan = HR_PLAN_INFO_INIT;
 	struct hr_ceiling ceiling = HR_CEILING_INIT;
 	hr_device *device = NULL;
 
 	if (model.size + tensor.size + shard.size + loader.size + job.size + map.size + feed.size + stats.size +
-		    plan.size + ceiling.size ==
+		    plan.size + ceiling.size + cache.size + get.size + cached.size ==
 	    0)
 		return 1;
 	if (hr_device_open("cpu", &device) || hr_device_info(device, &info) || hr_device_close(device))
