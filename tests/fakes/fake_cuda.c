@@ -429,13 +429,29 @@ hr__cu_result cuDeviceGetName(char *name, int length, hr__cu_device device)
 	return fake_end(0);
 }
 
+/* What headrace asks for, and what NVIDIA's own libraries do. */
+static int attribute_of(int attribute, int device)
+{
+	switch (attribute) {
+	case HR__CU_ATTRIBUTE_POOLS_SUPPORTED:
+		return (int)fake_settings.pools;
+	case HR__CU_ATTRIBUTE_HOST_POINTER_USABLE:
+		return (int)fake_settings.host_pointers;
+	case 33: /* PCI bus */
+		return 0x40 + device;
+	case 41: /* unified addressing */
+		return 1;
+	case 75: /* compute capability */
+		return 9;
+	default:
+		return 0;
+	}
+}
+
 hr__cu_result cuDeviceGetAttribute(int *value, int attribute, hr__cu_device device)
 {
 	BEGIN(NEEDS_INIT);
-	(void)device;
-	*value = attribute == HR__CU_ATTRIBUTE_POOLS_SUPPORTED       ? (int)fake_settings.pools
-		 : attribute == HR__CU_ATTRIBUTE_HOST_POINTER_USABLE ? (int)fake_settings.host_pointers
-								     : 0;
+	*value = attribute_of(attribute, device);
 	return fake_end(0);
 }
 
