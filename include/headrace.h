@@ -133,7 +133,9 @@ HR_API const char *hr_version(void);
 	X(HR_E_POISONED, -92, "an earlier write failed; open the store again")                               \
 	X(HR_E_LOCKED, -93, "somebody else writes to the store or holds the device")                         \
 	X(HR_E_FOREIGN, -94, "the region holds something else")                                              \
-	X(HR_E_EXISTS, -95, "there is one of that name already")
+	X(HR_E_EXISTS, -95, "there is one of that name already")                                     \
+	X(HR_E_GDS, -112, "the library for reads straight into GPU memory reported a failure")               \
+	X(HR_E_FALLBACK, -113, "reads that were to go straight into GPU memory went through host memory")
 
 /** Error codes; HR_OK is success. */
 enum hr_error_code {
@@ -377,6 +379,11 @@ struct hr_loader_opts {
 };
 /** hr_loader_opts.flags: every job, feed and read verifies, as with HR_JOB_VERIFY. */
 #define HR_LOADER_VERIFY 1u
+/**
+ * hr_loader_opts.flags: engine "cufile" may read through host memory, in its library's compatibility mode. Without this
+ * it reads straight from storage into GPU memory, or fails. The statistics say how it read.
+ */
+#define HR_LOADER_CUFILE_COMPAT 2u
 /** Start value of a struct hr_loader_opts: its size, all else zero. */
 #define HR_LOADER_OPTS_INIT {sizeof(struct hr_loader_opts)}
 

@@ -9,7 +9,10 @@
  * Where a chunk's bytes are while in motion is the engine's **staging**, one kind for all its life:
  *
  *   HR__STAGING_HOST     the loader's pool is host memory, registered with the device, and the engine writes into it
- *   HR__STAGING_DEVICE   the loader's pool is memory of the device itself, which the engine registers in open()
+ *   HR__STAGING_DEVICE   the loader's pool is memory of the device itself, a window that the engine registers in open()
+ *                        with the library that fills it, and takes back in close(). Every call but probe() is made with
+ *                        the device current on the thread. A direct request asks for whole blocks inside the file and
+ *                        expects all of them: the loader reads a file's last partial block itself
  *   HR__STAGING_WINDOW   the loader has no memory: read() maps the bytes where they are, registers that window with
  *                        the device through env.pin, and sets io->memory to the request's first byte. A window is no
  *                        larger than env.slot_bytes, if the request lies inside slot_bytes of whole pages; the loader
@@ -43,8 +46,10 @@ struct hr__io {
 	bool staged; /* `memory` is inside the staging memory that open() was told of */
 
 	/* The answer. */
-	int code;         /* 0, HR_E_IO, HR_E_SHORT, or (engines that register memory) HR_E_DEVICE, HR_E_NOMEM */
-	int system;       /* errno; with HR_E_DEVICE the driver's code */
+	/* 0, HR_E_IO, HR_E_SHORT, or (engines that register memory, or read by a library) HR_E_DEVICE, HR_E_NOMEM,
+	 * HR_E_GDS, HR_E_FALLBACK */
+	int code;
+	int system;       /* errno; otherwise the driver's or library's code */
 	size_t got;       /* bytes that came, in order from the first */
 	char reason[200]; /* what failed, in the words of who refused it; empty: errno says it */
 
@@ -72,6 +77,16 @@ struct hr__engine_env {
 	int (*pin)(void *device, void *memory, size_t bytes, struct hr__io *io);
 	int (*unpin)(void *device, void *memory, struct hr__io *io);
 	void *device; /* first argument of both */
+	/* Staging on a device: its number, and whether reads may go through host memory all the same. */
+	int ordinal;
+	bool compat;
+	bool *is_kept; /* close() sets it if something still uses the staging memory, which must then never be freed */
+};
+
+/* What an engine that reads by a library has to say of it. */
+struct hr__engine_report {
+	char note[160];             /* which library, and how it reads */
+	uint64_t all, through_host; /* reads, by its own count; 0 and 0 = it does not count */
 };
 
 #define HR__ENGINE_BLOCKING   1u
@@ -86,7 +101,8 @@ struct hr__engine_ops {
 	size_t state_bytes;
 	/* Whether it can be used here, and for this file if one is given. 0, or HR_E_UNSUPPORTED with the reason. */
 	int (*probe)(const struct hr__file *file, char *reason, size_t reason_bytes);
-	/* `state` is zeroed memory of state_bytes. 0, or HR_E_UNSUPPORTED or HR_E_NOMEM with the reason. */
+	/* `state` is zeroed memory of state_bytes. 0, or HR_E_UNSUPPORTED or HR_E_NOMEM with the reason; staging on a
+	 * device: also HR_E_GDS, or HR_E_SPACE if less staging memory may do. */
 	int (*open)(void *state, const struct hr__engine_env *env, char *reason, size_t reason_bytes);
 	void (*read)(void *state, struct hr__io *io);
 	/* Windows only: takes back what read() gave. Any thread. */
@@ -95,10 +111,12 @@ struct hr__engine_ops {
 	/* Waits for at least one answer or a wake(); gives up to `max` requests back through `done`. */
 	size_t (*reap)(void *state, struct hr__io **done, size_t max);
 	void (*wake)(void *state);
+	/* Optional. Any thread, while it is open. */
+	void (*report)(void *state, struct hr__engine_report *out);
 	void (*close)(void *state);
 };
 
-extern const struct hr__engine_ops hr__engine_pread, hr__engine_uring, hr__engine_mapped;
+extern const struct hr__engine_ops hr__engine_pread, hr__engine_uring, hr__engine_mapped, hr__engine_cufile;
 
 /* The table: NULL-terminated, best first. */
 const struct hr__engine_ops *const *hr__engines(void);

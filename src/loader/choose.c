@@ -73,10 +73,13 @@ void hr__choose_envelope(const struct hr_job *job, const struct hr__chunk *chunk
 }
 
 /* Whether direct reads of a source can be cut to slots. A file system that wants more is read through the cache. */
-static bool fits(const struct hr__source *source, uint64_t slot_bytes)
+static bool fits(const hr_loader *loader, const struct hr__source *source)
 {
+	uint64_t slot_bytes = loader->pool.slot_bytes;
 	uint32_t align = source->file.offset_align;
 
+	if (loader->pool.staging == HR__STAGING_DEVICE && align > HR__TAIL_BYTES)
+		return false;
 	return align <= slot_bytes / 2 && slot_bytes % align == 0 && source->base % align == 0 &&
 	       (source->room == UINT64_MAX || source->room % align == 0);
 }
@@ -106,7 +109,7 @@ int hr__choose_check(const hr_loader *loader, const hr_model *model)
 		const char *fs = hr__os_fs_name(source->file.fs_magic);
 		char text[64];
 
-		if (source->file.direct_fd >= 0 && fits(source, loader->pool.slot_bytes))
+		if (source->file.direct_fd >= 0 && fits(loader, source))
 			continue;
 		if (source->file.direct_fd >= 0 && loader->caching == HR_CACHING_BYPASS)
 			return hr__fail_at(
@@ -142,11 +145,15 @@ bool hr__choose_fill(const hr_loader *loader, const hr_model *model)
 	return hr__model_bytes(model) <= available / 2;
 }
 
-void hr__choose_note(const hr_loader *loader, const struct hr_job *job, char *out, size_t out_bytes)
+void hr__choose_note(hr_loader *loader, const struct hr_job *job, char *out, size_t out_bytes)
 {
 	char text[64];
 
 	out[0] = '\0';
+	if (loader->pool.staging == HR__STAGING_DEVICE) {
+		hr__window_note(loader, out, out_bytes);
+		return;
+	}
 	if (loader->queued_reason[0]) {
 		snprintf(out, out_bytes, "uring not used: %s", loader->queued_reason);
 		return;
@@ -179,7 +186,7 @@ uint32_t hr__choose_align(const hr_loader *loader, const hr_model *model)
 	for (uint32_t i = 0; i < hr__model_n_sources(model); i++) {
 		const struct hr__source *source = hr__model_source(model, i);
 
-		if (source->file.direct_fd >= 0 && fits(source, loader->pool.slot_bytes))
+		if (source->file.direct_fd >= 0 && fits(loader, source))
 			align = hr__max_u64(align, source->file.offset_align);
 	}
 	return (uint32_t)align;

@@ -51,40 +51,65 @@ static void send(hr_loader *loader, size_t n, struct tally *tally)
 	tally->n_batches += n_calls;
 }
 
-static bool follows(const struct hr__copy *copy, const unsigned char *src, const unsigned char *dst)
+/* The copies of a batch while they are put together. */
+struct packing {
+	hr_loader *loader;
+	struct tally *tally;
+	size_t n;
+	const unsigned char *end; /* of the allocation that the last copy goes to; NULL: it is another slot's */
+};
+
+/* One more copy, or the last one grown. Copies become one within one slot and one allocation: none may cross from one
+ * registration or allocation into the next, even where the addresses go on. */
+static void pack(struct packing *p, const struct hr__copy *copy, const unsigned char *end)
 {
-	return (const unsigned char *)copy->src + copy->bytes == src && (unsigned char *)copy->dst + copy->bytes == dst;
+	struct hr__copy *last = p->n ? &p->loader->copies[p->n - 1] : NULL;
+	unsigned char *dst = copy->dst;
+
+	if (p->end && dst + copy->bytes <= p->end && last->from_device == copy->from_device &&
+	    (const unsigned char *)last->src + last->bytes == copy->src &&
+	    (unsigned char *)last->dst + last->bytes == dst) {
+		last->bytes += copy->bytes;
+		return;
+	}
+	if (p->n == HR__MAX_COPIES) {
+		send(p->loader, p->n, p->tally);
+		p->n = 0;
+	}
+	p->loader->copies[p->n++] = *copy;
+	p->end = end;
 }
 
-/* Adds a slot's pieces to the copies of the batch, which hold n so far; answers how many they hold now. Pieces
- * become one copy within one slot and one allocation: no copy may cross from one registration or allocation into
- * the next, even where the addresses go on. */
-static size_t add_slot(hr_loader *loader, const struct hr__slot *slot, size_t n, struct tally *tally)
+/* A piece of a slot. Its last bytes may be in host memory: the end of a file whose slot is on the device. */
+static void pack_piece(struct packing *p, const struct hr__slot *slot, const struct hr__piece *piece,
+		       const struct hr__target *target)
+{
+	bool from_device = p->loader->pool.staging == HR__STAGING_DEVICE;
+	unsigned char *dst = target->at + piece->from;
+	uint64_t at = slot->envelope.lead + piece->at, tail_at = slot->tail_bytes ? slot->tail_at : UINT64_MAX;
+	uint64_t head = at < tail_at ? hr__min_u64(piece->bytes, tail_at - at) : 0;
+	const unsigned char *end = target->at + target->room;
+
+	if (head)
+		pack(p, &(struct hr__copy){dst, slot->payload + piece->at, (size_t)head, from_device}, end);
+	if (head < piece->bytes)
+		pack(p,
+		     &(struct hr__copy){dst + head, slot->tail + (at + head - tail_at), (size_t)(piece->bytes - head),
+					false},
+		     end);
+}
+
+static void pack_slot(struct packing *p, const struct hr__slot *slot)
 {
 	const struct hr_job *job = slot->job;
-	const unsigned char *end = NULL; /* of the allocation that the last copy goes to; NULL: it is another slot's */
 
+	p->end = NULL;
 	for (size_t span = slot->drained; span < slot->draining_to; span++) {
-		const struct hr__target *target = &job->targets[span];
 		struct hr__piece piece;
-		unsigned char *src, *dst;
 
-		if (!hr__chunk_piece(&job->plan, &slot->chunk, span, &piece))
-			continue;
-		src = slot->payload + piece.at;
-		dst = target->at + piece.from;
-		if (end && dst + piece.bytes <= end && follows(&loader->copies[n - 1], src, dst)) {
-			loader->copies[n - 1].bytes += piece.bytes;
-			continue;
-		}
-		if (n == HR__MAX_COPIES) {
-			send(loader, n, tally);
-			n = 0;
-		}
-		loader->copies[n++] = (struct hr__copy){dst, src, (size_t)piece.bytes};
-		end = target->at + target->room;
+		if (hr__chunk_piece(&job->plan, &slot->chunk, span, &piece))
+			pack_piece(p, slot, &piece, &job->targets[span]);
 	}
-	return n;
 }
 
 /* The lane waits for consumers' streams before the first copy of a job that asked for it. */
@@ -133,14 +158,14 @@ static void quiesce(hr_loader *loader, uint64_t fence)
 
 static void send_batch(hr_loader *loader, struct hr__slot_list *batch, uint64_t fence, struct tally *tally)
 {
-	size_t n = 0;
+	struct packing packing = {.loader = loader, .tally = tally};
 
 	*tally = (struct tally){0};
 	for (struct hr__slot *slot = batch->head; slot; slot = slot->next) {
 		apply_mark(loader, slot->job, tally);
-		n = add_slot(loader, slot, n, tally);
+		pack_slot(&packing, slot);
 	}
-	send(loader, n, tally);
+	send(loader, packing.n, tally);
 	if (!tally->code)
 		tally->code = loader->device->ops->fence(loader->lane, fence, &tally->error);
 	if (tally->code)

@@ -16,6 +16,7 @@
 #define DEFAULT_SLOT_BYTES    ((uint64_t)2 << 20)
 #define DEFAULT_MAX_READERS   12
 #define SLOT_UNIT             ((uint64_t)64 << 10)
+#define DEVICE_SLOT_BYTES     ((uint64_t)4 << 20)
 #define MAX_WINDOW_BYTES      ((uint64_t)64 << 20) /* larger ones do not register faster */
 #define MAX_STAGING_BYTES     ((uint64_t)1 << 40)
 
@@ -46,14 +47,18 @@ static enum hr__staging staging_of(const struct hr_loader_opts *opts)
 	return named ? named->staging : HR__STAGING_HOST;
 }
 
-/* At least 32 slots, if they can be had: readers and copies each hold a dozen. Of windows one is copied from, one is
- * made, one is taken back, and one lies between. */
+/* At least 32 slots, if they can be had: readers and copies each hold a dozen. Copies within a device are short, and
+ * storage likes long reads: 16. Of windows one is copied from, one is made, one is taken back, and one lies between. */
 static uint64_t default_slot_bytes(const struct hr_loader_opts *opts)
 {
-	bool windows = staging_of(opts) == HR__STAGING_WINDOW;
-	uint64_t most = windows ? MAX_WINDOW_BYTES : DEFAULT_SLOT_BYTES;
+	static const struct {
+		uint64_t most, n;
+	} by[] = {[HR__STAGING_HOST] = {DEFAULT_SLOT_BYTES, 32},
+		  [HR__STAGING_DEVICE] = {DEVICE_SLOT_BYTES, 16},
+		  [HR__STAGING_WINDOW] = {MAX_WINDOW_BYTES, 4}};
+	enum hr__staging staging = staging_of(opts);
 
-	return hr__max_u64(hr__min_u64(most, opts->staging_bytes / (windows ? 4 : 32) / SLOT_UNIT * SLOT_UNIT),
+	return hr__max_u64(hr__min_u64(by[staging].most, opts->staging_bytes / by[staging].n / SLOT_UNIT * SLOT_UNIT),
 			   HR_MIN_SLOT_BYTES);
 }
 
@@ -81,12 +86,21 @@ static int check_opts(struct hr_loader_opts *opts)
 {
 	if (opts->caching > HR_CACHING_BYPASS)
 		return hr__fail(HR_E_OPTS, "caching %u: auto (0), fill (1) and bypass (2) are known", opts->caching);
-	if (opts->flags & ~HR_LOADER_VERIFY)
-		return hr__fail(HR_E_OPTS, "hr_loader_opts.flags is 0x%x: only HR_LOADER_VERIFY is known", opts->flags);
+	if (opts->flags & ~(HR_LOADER_VERIFY | HR_LOADER_CUFILE_COMPAT))
+		return hr__fail(HR_E_OPTS, "hr_loader_opts.flags is 0x%x: only HR_LOADER_VERIFY and "
+			"HR_LOADER_CUFILE_COMPAT are known", opts->flags);
 	if (opts->readers > HR__MAX_READERS)
 		return hr__fail(HR_E_OPTS, "%u readers: at most %u", opts->readers, HR__MAX_READERS);
+	if ((opts->flags & HR_LOADER_CUFILE_COMPAT) && (!opts->engine || strcmp(opts->engine, "cufile") != 0))
+		return hr__fail(HR_E_OPTS, "cufile=compat is an option of engine cufile, and engine %s was asked for",
+				opts->engine ? opts->engine : "auto");
 	if (!opts->alloc != !opts->release)
 		return hr__fail(HR_E_OPTS, "hr_loader_opts: alloc and release go together");
+	if (staging_of(opts) == HR__STAGING_DEVICE && opts->caching == HR_CACHING_FILL &&
+	    !(opts->flags & HR_LOADER_CUFILE_COMPAT))
+		return hr__fail(HR_E_UNSUPPORTED,
+				"engine %s reads around the page cache and cannot fill it; use caching auto or bypass",
+				opts->engine);
 	if (staging_of(opts) == HR__STAGING_WINDOW && opts->caching == HR_CACHING_BYPASS)
 		return hr__fail(HR_E_UNSUPPORTED,
 				"engine %s cannot be used with caching bypass: it takes bytes from the page cache; use "
@@ -120,7 +134,7 @@ static int unpin_for_engine(void *device, void *memory, struct hr__io *io)
 	return take_reason(((hr_device *)device)->ops->unpin(device, memory, &error), &error, io);
 }
 
-static int open_engine(hr_loader *loader, const struct hr__engine_ops *ops, char *reason, size_t reason_bytes)
+int hr__loader_engine(hr_loader *loader, const struct hr__engine_ops *ops, char *reason, size_t reason_bytes)
 {
 	bool can_pin = loader->device->ops->pin_read_only;
 	const struct hr__engine_env env = {.staging = loader->pool.memory,
@@ -129,7 +143,10 @@ static int open_engine(hr_loader *loader, const struct hr__engine_ops *ops, char
 					   .slot_bytes = (size_t)loader->pool.slot_bytes,
 					   .pin = can_pin ? pin_for_engine : NULL,
 					   .unpin = can_pin ? unpin_for_engine : NULL,
-					   .device = loader->device};
+					   .device = loader->device,
+					   .ordinal = loader->device->ordinal,
+					   .compat = loader->compat,
+					   .is_kept = &loader->window_is_kept};
 	void *state = hr__calloc(1, ops->state_bytes);
 	int rc = state ? ops->open(state, &env, reason, reason_bytes) : HR_E_NOMEM;
 
@@ -157,7 +174,10 @@ static int open_named_engine(hr_loader *loader, const char *name)
 	if (!ops)
 		return hr__fail(HR_E_OPTS, "there is no engine '%s'; `headrace engines` lists them",
 				hr__escape(shown, sizeof(shown), name, strlen(name)));
-	rc = open_engine(loader, ops, reason, sizeof(reason));
+	if (ops->staging == HR__STAGING_DEVICE)
+		rc = hr__window_open(loader, ops, reason, sizeof(reason));
+	else
+		rc = hr__loader_engine(loader, ops, reason, sizeof(reason));
 	if (rc && reason[0])
 		return hr__fail(rc, "engine %s cannot be used here: %s", name, reason);
 	return rc;
@@ -178,7 +198,7 @@ static int open_engines(hr_loader *loader, const char *name)
 
 		if (((*ops)->caps & HR__ENGINE_ON_REQUEST) || (is_queued ? loader->queued : loader->blocking))
 			continue;
-		rc = open_engine(loader, *ops, reason, sizeof(reason));
+		rc = hr__loader_engine(loader, *ops, reason, sizeof(reason));
 		if (rc == HR_E_NOMEM)
 			return rc;
 		if (rc && is_queued)
@@ -298,14 +318,18 @@ static void tear_down(hr_loader *loader)
 	loader->is_closed = true; /* handles of jobs and feeds that are still open look at nothing of what goes now */
 	pthread_mutex_unlock(&loader->lock);
 	stop_threads(loader);
-	if (loader->queued)
-		loader->queued->close(loader->queued_state);
-	if (loader->blocking)
-		loader->blocking->close(loader->blocking_state);
+	if (loader->pool.staging == HR__STAGING_DEVICE) {
+		hr__window_close(loader);
+	} else {
+		if (loader->queued)
+			loader->queued->close(loader->queued_state);
+		if (loader->blocking)
+			loader->blocking->close(loader->blocking_state);
+		if (loader->is_pinned)
+			loader->device->ops->unpin(loader->device, loader->pool.memory, &ignored);
+	}
 	hr__free(loader->queued_state);
 	hr__free(loader->blocking_state);
-	if (loader->is_pinned)
-		loader->device->ops->unpin(loader->device, loader->pool.memory, &ignored);
 	hr__pool_close(&loader->pool);
 	hr__free(loader->readers);
 	hr__free(loader->copies);
@@ -321,6 +345,7 @@ void hr__loader_unref(hr_loader *loader)
 	pthread_cond_destroy(&loader->queue);
 	pthread_cond_destroy(&loader->idle);
 	pthread_mutex_destroy(&loader->lock);
+	pthread_mutex_destroy(&loader->report_lock);
 	hr_device_close(loader->device);
 	hr__free(loader);
 }
@@ -390,6 +415,7 @@ static int new_loader(hr_device *device, hr_loader **out)
 		return hr__fail_errno(&(struct hr__where)HR__NOWHERE, error, "make a condition variable");
 	}
 	pthread_mutex_init(&loader->lock, NULL);
+	pthread_mutex_init(&loader->report_lock, NULL);
 	loader->device = hr__device_acquire(device);
 	loader->count = 1;
 	loader->opened_ns = hr__os_now_ns();
@@ -412,6 +438,10 @@ static int set_up(hr_loader *loader, const struct hr_loader_opts *opts)
 	int rc;
 
 	loader->caching = opts->caching;
+	loader->compat = opts->flags & HR_LOADER_CUFILE_COMPAT;
+	/* What goes straight to the GPU goes around the page cache. */
+	if (staging_of(opts) == HR__STAGING_DEVICE && !loader->compat)
+		loader->caching = HR_CACHING_BYPASS;
 	loader->n_readers = opts->readers ? opts->readers : default_readers(opts);
 	loader->verify = opts->flags & HR_LOADER_VERIFY;
 	loader->readers = hr__calloc(loader->n_readers, sizeof(*loader->readers));

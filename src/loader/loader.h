@@ -17,7 +17,8 @@
  *   buffer.c    memory handed out, and taking it back
  *
  * **Lock order.** There is one lock, loader->lock; it guards all that says so and is never held over a system call, a
- * driver call or a caller's hook. A buffer's release takes no lock at all.
+ * driver call or a caller's hook. (report_lock only keeps an engine from being closed while it is asked how it reads.)
+ * A buffer's release takes no lock at all.
  *
  * **When a job settles.** `in_flight` counts its chunks in motion. A job has settled when it will draw no more chunks
  * and in_flight is 0: then nothing can touch its destinations. A slot whose read missed its deadline no longer counts,
@@ -65,10 +66,14 @@ struct hr__slot {
 	struct hr_job *job;     /* guarded by lock */
 	struct hr__chunk chunk;
 	struct hr__envelope envelope;
-	uint64_t deadline_ns;  /* of the read; UINT64_MAX = none; guarded by lock */
-	size_t drained;        /* spans before this one have been copied or queued; guarded by lock */
-	size_t draining_to;    /* ... before this one once the fence is done */
-	struct hr__slot *next; /* in whichever list it is; guarded by lock */
+	/* Slots of a window on the device: the last partial block of a file, which the reader reads into host
+	 * memory. It stands for the bytes from tail_at of the slot on. */
+	unsigned char *tail;
+	size_t tail_at, tail_bytes; /* tail_bytes 0: there is none */
+	uint64_t deadline_ns;       /* of the read; UINT64_MAX = none; guarded by lock */
+	size_t drained;             /* spans before this one have been copied or queued; guarded by lock */
+	size_t draining_to;         /* ... before this one once the fence is done */
+	struct hr__slot *next;      /* in whichever list it is; guarded by lock */
 	const struct hr__engine_ops *engine;
 	enum hr__slot_state state; /* guarded by lock; changed by pool.c alone */
 	bool blocks_reader;        /* a reader thread is inside the read; guarded by lock */
@@ -84,17 +89,24 @@ struct hr__pool {
 	enum hr__staging staging;
 	unsigned char *memory; /* NULL with windows */
 	struct hr__slot *slots;
-	struct hr__slot *free; /* last in, first out: what was used last is in the CPU's cache; guarded by lock */
+	/* Last in, first out: what was used last is in the CPU's cache. In a window on the device first in, first out:
+	 * what a storage driver keeps of a read is gone for longest then. Guarded by lock. */
+	struct hr__slot *free, *free_last;
 	uint64_t slot_bytes;
 	uint64_t bytes;
 	uint32_t n_slots, n_free, n_lost; /* counts guarded by lock */
 	/* in use at once, when one was full: reads straight into destinations do not count; guarded by lock */
 	uint32_t n_peak;
-	uint32_t reserve; /* slots that look-ahead leaves free for chunks somebody waits for */
+	uint32_t reserve;     /* slots that look-ahead leaves free for chunks somebody waits for */
+	unsigned char *tails; /* window on the device: a block of host memory for each slot, HR__TAIL_BYTES */
+	size_t tails_bytes;
 };
 
+/* A pool of HR__STAGING_DEVICE has no memory yet: window.c gives it some. */
 int hr__pool_open(struct hr__pool *pool, enum hr__staging staging, uint64_t staging_bytes, uint64_t slot_bytes);
 void hr__pool_close(struct hr__pool *pool);
+/* Before the first slot is taken: memory for the first `n` slots, which are then all there are. */
+void hr__pool_place(struct hr__pool *pool, unsigned char *memory, uint32_t n);
 /* All under the lock. */
 struct hr__slot *hr__pool_take(struct hr__pool *pool); /* free -> filling; NULL if there is none */
 void hr__pool_move(struct hr__pool *pool, struct hr__slot *slot, enum hr__slot_state to);
@@ -283,9 +295,24 @@ void hr__choose_envelope(const struct hr_job *job, const struct hr__chunk *chunk
 int hr__choose_check(const struct hr_loader *loader, const hr_model *model);
 /* caching auto: whether cold bytes of this model should go through the page cache. */
 bool hr__choose_fill(const struct hr_loader *loader, const hr_model *model);
-void hr__choose_note(const struct hr_loader *loader, const struct hr_job *job, char *out, size_t out_bytes);
+void hr__choose_note(struct hr_loader *loader, const struct hr_job *job, char *out, size_t out_bytes);
 /* The alignment that all sources of a model are content with. */
 uint32_t hr__choose_align(const hr_loader *loader, const hr_model *model);
+
+/* ---- windows on the device (window.c) ---- */
+
+#define HR__TAIL_BYTES 4096u
+
+/* Allocates the pool's window on the loader's device and opens the engine over it; a window that it cannot register
+ * is made smaller. The reason is for the engine's failure. */
+int hr__window_open(hr_loader *loader, const struct hr__engine_ops *ops, char *reason, size_t reason_bytes);
+void hr__window_close(hr_loader *loader); /* takes one that was never opened */
+/* Which library reads, how, and what it took. */
+void hr__window_note(hr_loader *loader, char *out, size_t out_bytes);
+/* What is to be read how: the rest of a prepared direct request that ends with its file in mid-block. */
+void hr__window_aim(struct hr__slot *slot);
+/* Reads that rest; false, and the request failed, if it does not come. */
+bool hr__window_read_tail(struct hr__slot *slot);
 
 /* ---- the loader ---- */
 
@@ -307,8 +334,15 @@ struct hr_loader {
 
 	const struct hr__engine_ops *blocking, *queued; /* either may be NULL, not both */
 	void *blocking_state, *queued_state;
-	bool engine_named;       /* by the caller: no falling back */
-	char queued_reason[200]; /* why there is no queued engine, if one was wanted */
+	pthread_mutex_t report_lock;
+	bool compat;                         /* engine cufile may read through host memory */
+	bool window_is_kept;                 /* something still uses it: it is never freed */
+	bool is_reportable;                  /* guarded by report_lock */
+	uint64_t window_asked, window_bytes; /* the latter may be less, for this reason */
+	char window_reason[120];
+	uint64_t engine_host_bytes, engine_device_bytes; /* what its library took at the start */
+	bool engine_named;                               /* by the caller: no falling back */
+	char queued_reason[200];                         /* why there is no queued engine, if one was wanted */
 
 	_Atomic uint32_t count; /* the caller, and each job handle */
 
@@ -348,6 +382,8 @@ void *hr__reader_main(void *reader);
 void *hr__queue_main(void *loader);
 void *hr__drainer_main(void *loader);
 void hr__loader_unref(hr_loader *loader);
+/* What open_engine of loader.c and window.c share: makes the state, opens, and puts the engine into its place. */
+int hr__loader_engine(hr_loader *loader, const struct hr__engine_ops *ops, char *reason, size_t reason_bytes);
 /* Under the lock: reads that never came back hold all staging memory, all readers, or all places of the queued
  * engine. */
 bool hr__loader_is_lost(const hr_loader *loader);

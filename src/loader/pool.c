@@ -2,7 +2,8 @@
 /*
  * The pool: a fixed number of equal slots of staging memory, made once. Only this file changes a slot's state, and it
  * checks each change. A free slot is poisoned for AddressSanitizer, so that a store into a slot that was given back
- * shows, a pread's too. Where the engine stages in windows, the pool has no memory, only the right to so many of them.
+ * shows, a pread's too. Where the engine stages in windows of the page cache, the pool has no memory, only the right to
+ * so many of them; where it stages on the device, window.c brings the memory.
  */
 #include "loader.h"
 
@@ -34,26 +35,35 @@ int hr__pool_open(struct hr__pool *pool, enum hr__staging staging, uint64_t stag
 
 	*pool = (struct hr__pool){
 		.staging = staging, .slot_bytes = slot_bytes, .bytes = n * slot_bytes, .n_slots = n, .n_free = n};
-	pool->reserve = n / 4 ? n / 4 : 1;
 	pool->slots = hr__calloc(n, sizeof(*pool->slots));
 	if (!pool->slots)
 		return HR_E_NOMEM;
-	error = staging == HR__STAGING_WINDOW ? 0 : hr__os_map(pool->bytes, &memory);
+	error = staging == HR__STAGING_HOST ? hr__os_map(pool->bytes, &memory) : 0;
 	if (error) {
 		hr__free(pool->slots);
 		pool->slots = NULL;
 		return hr__fail_errno(&(struct hr__where){.stage = "loader", .offset = HR_NO_OFFSET}, error,
 				      "allocate staging memory");
 	}
+	hr__pool_place(pool, memory, n);
+	return 0;
+}
+
+void hr__pool_place(struct hr__pool *pool, unsigned char *memory, uint32_t n)
+{
 	pool->memory = memory;
+	pool->n_slots = pool->n_free = n;
+	pool->bytes = n * pool->slot_bytes;
+	pool->reserve = n / 4 ? n / 4 : 1;
+	pool->free = NULL;
+	pool->free_last = &pool->slots[n - 1];
 	for (uint32_t i = n; i-- > 0;) { /* so that slot 0 is taken first */
 		struct hr__slot *slot = &pool->slots[i];
 
-		slot->memory = memory ? pool->memory + i * slot_bytes : NULL;
+		slot->memory = memory ? memory + i * pool->slot_bytes : NULL;
 		slot->next = pool->free;
 		pool->free = slot;
 	}
-	return 0;
 }
 
 void hr__pool_close(struct hr__pool *pool)
@@ -61,9 +71,10 @@ void hr__pool_close(struct hr__pool *pool)
 	if (!pool->slots)
 		return;
 	assert(pool->n_free == pool->n_slots);
-	if (pool->memory)
+	if (pool->staging == HR__STAGING_HOST) {
 		UNPOISON(pool->memory, pool->bytes);
-	hr__os_unmap(pool->memory, pool->bytes);
+		hr__os_unmap(pool->memory, pool->bytes);
+	}
 	hr__free(pool->slots);
 	*pool = (struct hr__pool){0};
 }
@@ -87,6 +98,19 @@ static bool is_allowed(enum hr__slot_state from, enum hr__slot_state to)
 	return false;
 }
 
+static void put_free(struct hr__pool *pool, struct hr__slot *slot)
+{
+	if (pool->staging == HR__STAGING_DEVICE && pool->free) {
+		slot->next = NULL;
+		pool->free_last->next = slot;
+	} else {
+		slot->next = pool->free;
+		pool->free = slot;
+	}
+	if (!slot->next)
+		pool->free_last = slot;
+}
+
 void hr__pool_move(struct hr__pool *pool, struct hr__slot *slot, enum hr__slot_state to)
 {
 	bool allowed = is_allowed(slot->state, to);
@@ -101,10 +125,9 @@ void hr__pool_move(struct hr__pool *pool, struct hr__slot *slot, enum hr__slot_s
 		pool->n_peak = pool->n_slots - pool->n_free;
 	if (to == HR__SLOT_FREE) {
 		slot->job = NULL;
-		slot->next = pool->free;
-		pool->free = slot;
+		put_free(pool, slot);
 		pool->n_free++;
-		if (slot->memory)
+		if (pool->staging == HR__STAGING_HOST)
 			POISON(slot->memory, pool->slot_bytes);
 	}
 	slot->state = to;
@@ -119,7 +142,7 @@ struct hr__slot *hr__pool_take(struct hr__pool *pool)
 	pool->free = slot->next;
 	slot->next = NULL;
 	pool->n_free--;
-	if (slot->memory)
+	if (pool->staging == HR__STAGING_HOST)
 		UNPOISON(slot->memory, pool->slot_bytes);
 	hr__pool_move(pool, slot, HR__SLOT_FILLING);
 	return slot;

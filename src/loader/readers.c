@@ -118,7 +118,7 @@ void hr__wake_readers(hr_loader *loader, uint32_t n)
 
 /* ---- setting a read up; no lock ---- */
 
-static void prepare(struct hr__slot *slot, bool direct)
+static void prepare(const hr_loader *loader, struct hr__slot *slot, bool direct)
 {
 	const struct hr_job *job = slot->job;
 	const struct hr__source *source = hr__model_source(job->model, slot->chunk.source);
@@ -132,6 +132,8 @@ static void prepare(struct hr__slot *slot, bool direct)
 				   .memory = slot->memory,
 				   .direct = direct,
 				   .staged = true};
+	if (loader->pool.staging == HR__STAGING_DEVICE)
+		hr__window_aim(slot);
 }
 
 /* Whether the read can go straight into the destinations: the CPU may write them, all are known, nothing has to be
@@ -233,7 +235,7 @@ static bool must_read_again(hr_loader *loader, struct hr__slot *slot)
 	if (slot->io.code != HR_E_IO || slot->io.system != EINVAL || !slot->io.direct || slot->io.file->fd < 0)
 		return false;
 	slot->job->direct_refused = true;
-	prepare(slot, false);
+	prepare(loader, slot, false);
 	return true;
 }
 
@@ -318,6 +320,15 @@ static void count_time(struct hr__counts *counts, uint64_t wall, uint64_t cpu)
 	counts->storage_wait_ns += wall > cpu ? wall - cpu : 0;
 }
 
+/* The engine's part, and the file's last partial block where that is the loader's. */
+static void read_now(hr_loader *loader, struct hr__slot *slot)
+{
+	if (slot->tail_bytes && !hr__window_read_tail(slot))
+		return;
+	if (slot->io.asked > 0)
+		loader->blocking->read(loader->blocking_state, &slot->io);
+}
+
 static void read_blocking(struct hr__reader *reader, struct hr__slot *slot)
 {
 	hr_loader *loader = reader->loader;
@@ -325,7 +336,7 @@ static void read_blocking(struct hr__reader *reader, struct hr__slot *slot)
 	hr_model *model = NULL;
 
 	for (;;) {
-		loader->blocking->read(loader->blocking_state, &slot->io);
+		read_now(loader, slot);
 		pthread_mutex_lock(&loader->lock);
 		if (!must_read_again(loader, slot))
 			break;
@@ -355,7 +366,7 @@ static void read_slot(struct hr__reader *reader, struct hr__slot *slot, size_t n
 
 	hr__choose(loader, slot->job, &slot->chunk, &choice);
 	slot->engine = choice.engine;
-	prepare(slot, choice.direct);
+	prepare(loader, slot, choice.direct);
 	if (choice.engine == loader->queued) {
 		hand_over(loader, slot);
 		return;
@@ -454,21 +465,33 @@ static void touch_part(struct hr__reader *reader)
 	pthread_mutex_unlock(&loader->lock);
 }
 
+/* Engines that stage on the device are called with it current. If it cannot be made so, their reads fail and say it. */
+static bool enter(const hr_loader *loader, struct hr__device_visit *visit)
+{
+	struct hr__device_error ignored;
+
+	return loader->pool.staging == HR__STAGING_DEVICE &&
+	       loader->device->ops->enter(loader->device, visit, &ignored) == 0;
+}
+
 void *hr__reader_main(void *arg)
 {
 	struct hr__reader *reader = arg;
+	struct hr__device_visit visit;
+	struct task task;
+	bool entered;
 
 	touch_part(reader);
-	for (;;) {
-		struct task task = next_task(reader->loader);
-
-		if (!task.slot)
-			return NULL;
+	entered = enter(reader->loader, &visit);
+	for (task = next_task(reader->loader); task.slot; task = next_task(reader->loader)) {
 		if (task.is_read)
 			verify_slot(reader->loader, task.slot);
 		else
 			read_slot(reader, task.slot, task.n_bound);
 	}
+	if (entered)
+		reader->loader->device->ops->leave(&visit);
+	return NULL;
 }
 
 /* ---- the queued engine's thread ---- */

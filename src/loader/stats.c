@@ -24,7 +24,7 @@ static void put_counts(struct hr_stats *out, const struct hr__counts *counts)
 
 static void put_loader(struct hr_stats *out, const hr_loader *loader)
 {
-	out->staging_bytes = loader->pool.bytes;
+	out->staging_bytes = loader->pool.bytes + loader->pool.tails_bytes;
 	out->peak_staging_bytes = loader->pool.n_peak * loader->pool.slot_bytes;
 	out->lost_bytes = loader->pool.n_lost * loader->pool.slot_bytes;
 	out->peak_buffer_bytes = loader->heap->peak_bytes;
@@ -113,7 +113,7 @@ int hr_plan(hr_loader *loader, hr_model *model, const struct hr_read *reads, siz
 	while (hr__plan_next(&job->plan, &cursor, job->n_spans, &chunk))
 		plan_chunk(loader, job, &chunk, &info);
 	info.payload_bytes = job->total_bytes;
-	info.staging_bytes = loader->pool.bytes;
+	info.staging_bytes = loader->pool.bytes + loader->pool.tails_bytes;
 	hr__choose_note(loader, job, info.note, sizeof(info.note));
 	hr__job_free(job);
 	return hr__out_copy(out, &info, sizeof(info), "hr_plan_info");

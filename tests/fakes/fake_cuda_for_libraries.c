@@ -7,6 +7,7 @@
 #include "fake_cuda_core.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 API hr__cu_result cuCtxCreate_v2(hr__cu_context *context, unsigned int flags, hr__cu_device device);
@@ -21,6 +22,11 @@ API hr__cu_result cuPointerGetAttributes(unsigned int n, int *attributes, void *
 API hr__cu_result cuPointerSetAttribute(const void *value, int attribute, hr__cu_ptr pointer);
 API hr__cu_result cuMemGetAddressRange_v2(hr__cu_ptr *base, size_t *bytes, hr__cu_ptr pointer);
 API hr__cu_result cuMemHostGetDevicePointer_v2(hr__cu_ptr *out, void *host, unsigned int flags);
+API hr__cu_result cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags);
+API hr__cu_result cuMemAllocHost_v2(void **memory, size_t bytes);
+API hr__cu_result cuMemFreeHost(void *memory);
+API hr__cu_result cuMemcpyHtoD_v2(hr__cu_ptr dst, const void *src, size_t bytes);
+API hr__cu_result cuEventSynchronize(hr__cu_event event);
 API hr__cu_result cuCtxGetStreamPriorityRange(int *least, int *greatest);
 API hr__cu_result cuStreamCreateWithPriority(hr__cu_stream *stream, unsigned int flags, int priority);
 
@@ -79,19 +85,19 @@ hr__cu_result cuDeviceGetPCIBusId(char *id, int length, hr__cu_device device)
 }
 
 enum { /* CUpointer_attribute */
-	CONTEXT = 1,
-	MEMORY_TYPE = 2,
-	DEVICE_POINTER = 3,
-	HOST_POINTER = 4,
-	SYNC_MEMOPS = 6,
-	BUFFER_ID = 7,
-	IS_MANAGED = 8,
-	DEVICE_ORDINAL = 9,
-	RANGE_START = 11,
-	RANGE_BYTES = 12,
-	IS_MAPPED = 13,
-	TYPE_HOST = 1,
-	TYPE_DEVICE = 2,
+       CONTEXT = 1,
+       MEMORY_TYPE = 2,
+       DEVICE_POINTER = 3,
+       HOST_POINTER = 4,
+       SYNC_MEMOPS = 6,
+       BUFFER_ID = 7,
+       IS_MANAGED = 8,
+       DEVICE_ORDINAL = 9,
+       RANGE_START = 11,
+       RANGE_BYTES = 12,
+       IS_MAPPED = 13,
+       TYPE_HOST = 1,
+       TYPE_DEVICE = 2,
 };
 
 /* Under the lock. */
@@ -200,3 +206,88 @@ hr__cu_result cuStreamCreateWithPriority(hr__cu_stream *stream, unsigned int fla
 	(void)priority;
 	return cuStreamCreate(stream, flags);
 }
+
+hr__cu_result cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags)
+{
+	void *made = NULL;
+	int code;
+
+	(void)flags;
+	if (posix_memalign(&made, 4096, bytes ? bytes : 1))
+		return HR__CU_OUT_OF_MEMORY;
+	code = cuMemHostRegister_v2(made, bytes, HR__CU_HOST_REGISTER_PORTABLE);
+	if (code)
+		free(made);
+	else
+		*memory = made;
+	return code;
+}
+
+hr__cu_result cuMemAllocHost_v2(void **memory, size_t bytes)
+{
+	return cuMemHostAlloc(memory, bytes, 0);
+}
+
+hr__cu_result cuMemFreeHost(void *memory)
+{
+	int code = cuMemHostUnregister(memory);
+
+	if (!code)
+		free(memory);
+	return code;
+}
+
+hr__cu_result cuMemcpyHtoD_v2(hr__cu_ptr dst, const void *src, size_t bytes)
+{
+	struct fake_block *block;
+
+	BEGIN(NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	block = fake_block_find(dst, bytes);
+	if (!block || block->is_freed)
+		return fake_end(HR__CU_INVALID_VALUE);
+	memcpy(block->backing + (dst - block->address), src, bytes);
+	return fake_end(0);
+}
+
+hr__cu_result cuEventSynchronize(hr__cu_event event)
+{
+	int code = cuEventQuery(event);
+
+	while (code == HR__CU_NOT_READY) {
+		pthread_mutex_lock(&fake_lock);
+		fake_changed_wait();
+		pthread_mutex_unlock(&fake_lock);
+		code = cuEventQuery(event);
+	}
+	return code;
+}
+
+/* What libraries look for and have not been seen to call. */
+#define NOT_SUPPORTED(name)                                                                                            \
+	API hr__cu_result name(void);                                                                                  \
+	hr__cu_result name(void)                                                                                       \
+	{                                                                                                              \
+		fprintf(stderr, "fake CUDA: %s is called, and there is no such function here\n", #name);               \
+		return HR__CU_NOT_SUPPORTED;                                                                           \
+	}
+NOT_SUPPORTED(cuCtxEnablePeerAccess)
+NOT_SUPPORTED(cuDeviceCanAccessPeer)
+NOT_SUPPORTED(cuEventElapsedTime)
+NOT_SUPPORTED(cuGetExportTable)
+NOT_SUPPORTED(cuIpcCloseMemHandle)
+NOT_SUPPORTED(cuIpcGetEventHandle)
+NOT_SUPPORTED(cuIpcGetMemHandle)
+NOT_SUPPORTED(cuIpcOpenEventHandle)
+NOT_SUPPORTED(cuIpcOpenMemHandle_v2)
+NOT_SUPPORTED(cuMemAllocManaged)
+NOT_SUPPORTED(cuMemGetHandleForAddressRange)
+NOT_SUPPORTED(cuMemcpy)
+NOT_SUPPORTED(cuMemcpyAsync)
+NOT_SUPPORTED(cuMemcpyPeer)
+NOT_SUPPORTED(cuMemcpyPeerAsync)
+NOT_SUPPORTED(cuMemsetD8Async)
+NOT_SUPPORTED(cuMemsetD8_v2)
+NOT_SUPPORTED(cuStreamWaitValue32)
+NOT_SUPPORTED(cuStreamWaitValue32_v2)
+NOT_SUPPORTED(cuStreamWriteValue32)
+NOT_SUPPORTED(cuStreamWriteValue32_v2)
