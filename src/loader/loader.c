@@ -87,8 +87,10 @@ static int check_opts(struct hr_loader_opts *opts)
 	if (opts->caching > HR_CACHING_BYPASS)
 		return hr__fail(HR_E_OPTS, "caching %u: auto (0), fill (1) and bypass (2) are known", opts->caching);
 	if (opts->flags & ~(HR_LOADER_VERIFY | HR_LOADER_CUFILE_COMPAT))
-		return hr__fail(HR_E_OPTS, "hr_loader_opts.flags is 0x%x: only HR_LOADER_VERIFY and "
-			"HR_LOADER_CUFILE_COMPAT are known", opts->flags);
+		return hr__fail(HR_E_OPTS,
+				"hr_loader_opts.flags is 0x%x: only HR_LOADER_VERIFY and "
+				"HR_LOADER_CUFILE_COMPAT are known",
+				opts->flags);
 	if (opts->readers > HR__MAX_READERS)
 		return hr__fail(HR_E_OPTS, "%u readers: at most %u", opts->readers, HR__MAX_READERS);
 	if ((opts->flags & HR_LOADER_CUFILE_COMPAT) && (!opts->engine || strcmp(opts->engine, "cufile") != 0))
