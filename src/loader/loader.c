@@ -320,6 +320,9 @@ static void tear_down(hr_loader *loader)
 	loader->is_closed = true; /* handles of jobs and feeds that are still open look at nothing of what goes now */
 	pthread_mutex_unlock(&loader->lock);
 	stop_threads(loader);
+	pthread_mutex_lock(&loader->lock);
+	hr__take_windows_back(loader);
+	pthread_mutex_unlock(&loader->lock);
 	if (loader->pool.staging == HR__STAGING_DEVICE) {
 		hr__window_close(loader);
 	} else {
@@ -371,9 +374,9 @@ int hr_loader_close(hr_loader *loader, uint32_t timeout_ms)
 		loader->jobs = job->next;
 		hr__job_fail(job, HR_E_CANCELLED, NULL, "the loader is being closed");
 	}
-	while ((loader->n_jobs > 0 || loader->pool.n_free < loader->pool.n_slots) && in_time)
+	while ((loader->n_jobs > 0 || !hr__pool_is_idle(&loader->pool)) && in_time)
 		in_time = hr__os_cond_wait(&loader->idle, &loader->lock, deadline);
-	is_busy = loader->n_jobs > 0 || loader->pool.n_free < loader->pool.n_slots;
+	is_busy = loader->n_jobs > 0 || !hr__pool_is_idle(&loader->pool);
 	if (is_busy) {
 		uint32_t in_flight = loader->pool.n_slots - loader->pool.n_free, lost = loader->pool.n_lost;
 

@@ -94,7 +94,7 @@ struct hr__pool {
 	struct hr__slot *free, *free_last;
 	uint64_t slot_bytes;
 	uint64_t bytes;
-	uint32_t n_slots, n_free, n_lost; /* counts guarded by lock */
+	uint32_t n_slots, n_free, n_leaving, n_lost; /* counts guarded by lock */
 	/* in use at once, when one was full: reads straight into destinations do not count; guarded by lock */
 	uint32_t n_peak;
 	uint32_t reserve;     /* slots that look-ahead leaves free for chunks somebody waits for */
@@ -107,7 +107,11 @@ int hr__pool_open(struct hr__pool *pool, enum hr__staging staging, uint64_t stag
 void hr__pool_close(struct hr__pool *pool);
 /* Before the first slot is taken: memory for the first `n` slots, which are then all there are. */
 void hr__pool_place(struct hr__pool *pool, unsigned char *memory, uint32_t n);
-/* All under the lock. */
+/* All under the lock. Whether nothing is in motion; windows that nothing reads from may wait to be taken back. */
+static inline bool hr__pool_is_idle(const struct hr__pool *pool)
+{
+	return pool->n_free + pool->n_leaving == pool->n_slots;
+}
 struct hr__slot *hr__pool_take(struct hr__pool *pool); /* free -> filling; NULL if there is none */
 void hr__pool_move(struct hr__pool *pool, struct hr__slot *slot, enum hr__slot_state to);
 void hr__slot_push(struct hr__slot_list *list, struct hr__slot *slot);
@@ -396,6 +400,8 @@ int hr__loader_here(const hr_loader *loader);
 void hr__drain(hr_loader *loader, struct hr__slot *slot);
 /* Under the lock: a slot's chunk is no longer in motion. */
 void hr__slot_land(hr_loader *loader, struct hr__slot *slot);
+/* Under the lock, which it gives back in between: gives the windows that nothing reads from any more to the engine. */
+void hr__take_windows_back(hr_loader *loader);
 /* Under the lock: readers should look for work. */
 void hr__wake_readers(hr_loader *loader, uint32_t n);
 

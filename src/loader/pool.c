@@ -117,10 +117,8 @@ void hr__pool_move(struct hr__pool *pool, struct hr__slot *slot, enum hr__slot_s
 
 	assert(allowed);
 	(void)allowed;
-	if (slot->state == HR__SLOT_LOST)
-		pool->n_lost--;
-	if (to == HR__SLOT_LOST)
-		pool->n_lost++;
+	pool->n_lost += (to == HR__SLOT_LOST) - (slot->state == HR__SLOT_LOST);
+	pool->n_leaving += (to == HR__SLOT_LEAVING) - (slot->state == HR__SLOT_LEAVING);
 	if (to == HR__SLOT_FULL && pool->n_slots - pool->n_free > pool->n_peak)
 		pool->n_peak = pool->n_slots - pool->n_free;
 	if (to == HR__SLOT_FREE) {

@@ -382,8 +382,7 @@ static void read_slot(struct hr__reader *reader, struct hr__slot *slot, size_t n
 	read_blocking(reader, slot);
 }
 
-/* Takes back the windows that nothing reads from any more. Under the lock, which it gives back in between. */
-static void take_windows_back(hr_loader *loader)
+void hr__take_windows_back(hr_loader *loader)
 {
 	struct hr__slot *slot;
 
@@ -425,8 +424,8 @@ static struct task next_task(hr_loader *loader)
 		bool lacks_slots;
 		uint64_t since;
 
-		take_windows_back(loader);
-		if (take_task(loader, &task))
+		hr__take_windows_back(loader);
+		if (loader->stop || take_task(loader, &task)) /* it may have come to stop meanwhile */
 			break;
 		lacks_slots = loader->n_jobs > 0 && loader->pool.n_free == 0;
 		since = lacks_slots ? hr__os_now_ns() : 0;

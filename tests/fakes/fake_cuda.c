@@ -254,6 +254,8 @@ API long long fake_cuda_live(const char *kind)
 		n = (long long)fake_contexts[0].used_bytes;
 	else if (kind && strcmp(kind, "peak_bytes") == 0)
 		n = (long long)fake_contexts[0].peak_bytes;
+	else if (kind && strcmp(kind, "most_registered") == 0)
+		n = fake_ranges_most();
 	else
 		n = n_live(kind, NULL);
 	pthread_mutex_unlock(&fake_lock);

@@ -44,7 +44,7 @@ struct fake_cuda {
 	unsigned long long (*calls)(const char *function);
 	/* Objects that are alive: "memory" (allocations), "streams", "events", "pools", "registrations",
 	 * "contexts"; NULL = all. "bytes": of the first device's memory in use; "peak_bytes": at most since the last
-	 * reset. */
+	 * reset; "most_registered": bytes of host memory at once, since this was last asked. */
 	long long (*live)(const char *kind);
 	/* Defaults again, counters 0, contexts healthy. */
 	void (*reset)(void);

@@ -161,6 +161,7 @@ int fake_range_remove(char *base);
 /* 0 and the range that holds these bytes (NULL: none does); INVALID_VALUE if they cross a border. */
 int fake_range_find(const char *base, size_t bytes, struct fake_range **out);
 long long fake_ranges_live(void);
+long long fake_ranges_most(void); /* bytes at once since it was last asked */
 /* Fills one copy and counts it as pending. If `host` is an address of device memory it is one within the device. */
 int fake_copy_prepare(struct fake_copy *copy, uint64_t device, char *host, size_t bytes, bool must_be_registered);
 void fake_copy_finished(struct fake_copy *copy);

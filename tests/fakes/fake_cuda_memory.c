@@ -20,6 +20,7 @@
 static struct fake_block *blocks[MAX_BLOCKS]; /* by address */
 static size_t n_blocks, n_gone;
 static struct fake_range *ranges;
+static size_t range_bytes, most_range_bytes;
 
 static size_t padded(size_t bytes)
 {
@@ -215,6 +216,9 @@ int fake_range_add(char *base, size_t bytes, unsigned int flags)
 	range->bytes = bytes;
 	range->next = ranges;
 	ranges = range;
+	range_bytes += bytes;
+	if (range_bytes > most_range_bytes)
+		most_range_bytes = range_bytes;
 	return 0;
 }
 
@@ -225,6 +229,7 @@ int fake_range_remove(char *base)
 
 		if (range->base != base || range->is_gone)
 			continue;
+		range_bytes -= range->bytes;
 		if (range->n_pending) { /* and leave the record to the copies */
 			fake_error("host memory is unregistered under %u pending copies", range->n_pending);
 			range->is_gone = true;
@@ -249,6 +254,14 @@ int fake_range_find(const char *base, size_t bytes, struct fake_range **out)
 		return 0;
 	}
 	return 0;
+}
+
+long long fake_ranges_most(void)
+{
+	long long most = (long long)most_range_bytes;
+
+	most_range_bytes = range_bytes;
+	return most;
 }
 
 long long fake_ranges_live(void)

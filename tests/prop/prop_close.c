@@ -121,7 +121,7 @@ static hr_job *start_job(const struct bed *bed, hr_buffer *buffer)
 
 static void close_under(struct test_random *random, const char *device)
 {
-	static const char *const engines[] = {NULL, "fake", "fake-queue"};
+	static const char *const engines[] = {NULL, "fake", "fake-queue", "mapped"};
 	struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
 	struct user users[N_THREADS] = {{0}};
 	hr_buffer *buffer;
@@ -129,7 +129,7 @@ static void close_under(struct test_random *random, const char *device)
 	hr_job *shared;
 	int rc;
 
-	opts.engine = engines[test_random_below(random, 3)];
+	opts.engine = engines[test_random_below(random, strcmp(device, "cpu") == 0 ? 3 : 4)];
 	opts.staging_bytes = HR_MIN_STAGING_BYTES * (1 + test_random_below(random, 4));
 	opts.readers = 1 + (uint32_t)test_random_below(random, 4);
 	fake_engine_set(&(struct fake_engine_settings){.seed = random->state, .short_reads = 1, .delay_ns = 200000});

@@ -24,11 +24,12 @@ static const bool legal[N_STATES][N_STATES] = {
 
 static void check_counts(const struct hr__pool *pool, uint32_t peak)
 {
-	uint32_t n_free = 0, n_lost = 0, n_listed = 0;
+	uint32_t n_free = 0, n_leaving = 0, n_lost = 0, n_listed = 0;
 
 	for (uint32_t i = 0; i < pool->n_slots; i++) {
 		n_free += pool->slots[i].state == HR__SLOT_FREE;
 		n_lost += pool->slots[i].state == HR__SLOT_LOST;
+		n_leaving += pool->slots[i].state == HR__SLOT_LEAVING;
 		assert_ptr_equal(pool->slots[i].memory, pool->memory + i * pool->slot_bytes);
 	}
 	for (const struct hr__slot *slot = pool->free; slot; slot = slot->next) {
@@ -38,6 +39,8 @@ static void check_counts(const struct hr__pool *pool, uint32_t peak)
 	assert_int_equal(pool->n_free, n_free);
 	assert_int_equal(n_listed, n_free);
 	assert_int_equal(pool->n_lost, n_lost);
+	assert_int_equal(pool->n_leaving, n_leaving);
+	assert_int_equal(hr__pool_is_idle(pool), n_free + n_leaving == pool->n_slots);
 	assert_int_equal(pool->n_peak, peak);
 	assert_true(pool->n_peak <= pool->n_slots);
 }
