@@ -903,6 +903,92 @@ struct hr_store_object_info {
 /** Describes an object by its number. */
 HR_API int hr_store_object(hr_store *store, uint32_t object, struct hr_store_object_info *out);
 
+/** How far long work on a store has come. */
+struct hr_store_progress {
+	size_t size;          /**< bytes of this struct */
+	const char *step;     /**< "writing", "checking" (what was written is read back), "reading" */
+	const char *file;     /**< that is being worked on; may be empty */
+	uint64_t done_bytes;  /**< of this step */
+	uint64_t total_bytes; /**< of this step */
+	uint32_t done_files;  /**< wholly */
+	uint32_t total_files; /**< in all */
+};
+
+/** hr_store_import_opts.flags: a model of that name is replaced, in the same commit that brings the new one. */
+#define HR_IMPORT_REPLACE 1u
+/** hr_store_import_opts.flags: do not read objects back before they are committed. */
+#define HR_IMPORT_NO_READ_BACK 2u
+/** hr_store_import_opts.flags: write nothing; look at the files and tell what would be written. */
+#define HR_IMPORT_PLAN 4u
+
+/** How to import. */
+struct hr_store_import_opts {
+	size_t size;      /**< HR_STORE_IMPORT_OPTS_INIT sets it */
+	uint32_t flags;   /**< HR_IMPORT_* */
+	uint32_t threads; /**< the caller's included; 0: 4 */
+	/** After so many new bytes what is there is committed, as objects that no model has yet: so much is done
+	 * again at most if the import is interrupted. 0: 4 GiB. */
+	uint64_t commit_bytes;
+	/** Called now and then, on the calling thread; non-zero ends the import with HR_E_CANCELLED. */
+	int (*progress)(void *ctx, const struct hr_store_progress *progress);
+	void *progress_ctx; /**< first argument of `progress` */
+};
+/** Start value of a struct hr_store_import_opts: its size, all else zero. */
+#define HR_STORE_IMPORT_OPTS_INIT {sizeof(struct hr_store_import_opts)}
+
+/** What an import did, or would do. */
+struct hr_store_import_info {
+	size_t size;            /**< HR_STORE_IMPORT_INFO_INIT sets it */
+	uint64_t generation;    /**< that the model came with */
+	uint64_t bytes;         /**< of all files */
+	uint64_t written_bytes; /**< of them, new to the store */
+	uint64_t shared_bytes;  /**< of them, there already */
+	uint64_t needed_bytes;  /**< space that files take which are new at first sight */
+	uint32_t n_files;       /**< files */
+	uint32_t n_shards;      /**< of them, safetensors */
+	uint32_t n_skipped;     /**< directories left out because their name begins with a dot */
+};
+/** Start value of a struct hr_store_import_info: its size, all else zero. */
+#define HR_STORE_IMPORT_INFO_INIT {sizeof(struct hr_store_import_info)}
+
+/**
+ * Imports a model: a directory with everything in it (shards, index, config, tokenizer), an index with the shards that
+ * it names, or one file. All headers are checked first, all space is taken first. Every file is read once, hashed
+ * while it is written, made durable, and read back; bytes that the store has already are not written again. One last
+ * commit gives the model its name. If that does not come, by an error, a cancel or the machine's end, the store is as
+ * it was, but for whole objects that the next import of the same files finds. `out` may be NULL.
+ *
+ * Errors: HR_E_EXISTS (see HR_IMPORT_REPLACE), HR_E_NOSPACE, HR_E_FRAGMENTED, HR_E_CHANGED and HR_E_SHORT (a source),
+ * HR_E_DIGEST (the region does not give back what was written), HR_E_COMMIT_UNKNOWN, HR_E_POISONED,
+ * HR_E_REGION_CHANGED, HR_E_CANCELLED, HR_E_NOTFOUND, HR_E_PATH, those of headers, HR_E_IO, HR_E_OPTS, HR_E_LIMIT,
+ * HR_E_NOMEM, HR_E_FORKED. Blocks.
+ */
+HR_API int hr_store_import(hr_store *store, const char *source, const char *model,
+			   const struct hr_store_import_opts *opts, struct hr_store_import_info *out);
+
+/**
+ * Removes a model, in one commit. Objects that no other model has go with it; their space is used again when nobody
+ * reads them any more (hr_store_reclaim() hurries that). Errors: HR_E_NOTFOUND, and those of commits.
+ */
+HR_API int hr_store_remove(hr_store *store, const char *model);
+
+/** What a reclaim gave. */
+struct hr_store_reclaim_info {
+	size_t size;              /**< HR_STORE_RECLAIM_INFO_INIT sets it */
+	uint64_t freed_bytes;     /**< free now that were not before */
+	uint64_t held_bytes;      /**< that readers of older generations still hold */
+	uint64_t held_generation; /**< the oldest of those; 0: none */
+	uint64_t generation;      /**< of the store, now */
+};
+/** Start value of a struct hr_store_reclaim_info: its size, all else zero. */
+#define HR_STORE_RECLAIM_INFO_INIT {sizeof(struct hr_store_reclaim_info)}
+/**
+ * Gives up everything that the newest generation does not need: objects of imports that did not end, and what removed
+ * models and older manifests took. Older generations cannot be opened afterwards; those that readers hold are kept.
+ * `out` may be NULL.
+ */
+HR_API int hr_store_reclaim(hr_store *store, struct hr_store_reclaim_info *out);
+
 /* --------------------------------------------------------------------------------- what happened, and why */
 
 /** Engines, as numbers in hr_stats. */

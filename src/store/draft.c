@@ -129,6 +129,26 @@ int hr__draft_drop_objects(struct hr__draft *draft, const uint8_t *drop, uint64_
 	return code;
 }
 
+int hr__draft_drop_model(struct hr__draft *draft, uint32_t number, uint64_t last_gen)
+{
+	const struct hr__draft_model *model = &draft->models[number];
+	uint8_t *its = hr__calloc(draft->n_objects, 1), *unbound = hr__calloc(draft->n_objects, 1);
+	int code = its && unbound ? 0 : HR_E_NOMEM;
+
+	for (uint32_t i = 0; i < model->n_members && !code; i++)
+		its[model->members[i].object] = 1;
+	if (!code) {
+		hr__draft_remove_model(draft, number);
+		hr__draft_unbound(draft, unbound);
+		for (uint32_t i = 0; i < draft->n_objects; i++)
+			its[i] &= unbound[i];
+		code = hr__draft_drop_objects(draft, its, last_gen);
+	}
+	hr__free(its);
+	hr__free(unbound);
+	return code;
+}
+
 /* ---- from a manifest ---- */
 
 static int copy_model(const struct hr__manifest *manifest, uint32_t number, struct hr__draft *draft)

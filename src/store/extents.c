@@ -131,6 +131,15 @@ void hr__space_free_bytes(const struct hr__space *space, uint64_t *total, uint64
 	}
 }
 
+size_t hr__space_n_fits(const struct hr__space *space, uint64_t len)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i <= space->n; i++)
+		n += (size_t)(gap_before(space, i).len / len);
+	return n;
+}
+
 static int fail_full(const struct hr__space *space, uint64_t len)
 {
 	uint64_t total, largest;

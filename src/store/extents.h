@@ -33,6 +33,8 @@ int hr__space_take(struct hr__space *space, uint64_t len, bool from_end, uint64_
 int hr__space_give(struct hr__space *space, uint64_t off, uint64_t len);
 /* Free bytes in all and in the largest gap; merged spaces only. */
 void hr__space_free_bytes(const struct hr__space *space, uint64_t *total, uint64_t *largest);
+/* How many pieces of `len` bytes could be taken. */
+size_t hr__space_n_fits(const struct hr__space *space, uint64_t len);
 void hr__space_free(struct hr__space *space);
 
 #endif

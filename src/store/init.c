@@ -183,18 +183,6 @@ static int read_back(struct hr__region *region, const struct hr__label *label)
 	return code;
 }
 
-static int new_uuid(uint8_t uuid[16])
-{
-	int error = hr__os_random(uuid, 16);
-
-	if (error)
-		return hr__fail_errno(&(struct hr__where){.stage = "init", .offset = HR_NO_OFFSET}, error,
-				      "get random bytes");
-	uuid[6] = (uint8_t)((uuid[6] & 0x0f) | 0x40); /* a version 4 UUID */
-	uuid[8] = (uint8_t)((uuid[8] & 0x3f) | 0x80);
-	return 0;
-}
-
 int hr__store_format(struct hr__region *region, const char *name)
 {
 	struct hr__label label = {.region_len = hr__round_down(region->facts.bytes, HR__REGION_ALIGN),
@@ -206,12 +194,12 @@ int hr__store_format(struct hr__region *region, const char *name)
 	struct hr__root root = {.generation = 1, .commit_time_ns = label.init_time_ns};
 	bool always = true;
 	void *memory;
-	int code = new_uuid(label.uuid);
+	int code = hr__uuid_new(label.uuid);
 
 	root.data_end = label.region_len - HR__GUARD_BYTES;
 	memcpy(label.name, name ? name : "", name ? strlen(name) : 0);
 	if (!code)
-		code = new_uuid(root.writer_id);
+		code = hr__uuid_new(root.writer_id);
 	if (code)
 		return code;
 	code = hr__region_memory(PIECE_BYTES, &memory);
@@ -263,16 +251,6 @@ static int make_file(const char *path, uint64_t bytes, uint32_t flags)
 	return error ? hr__fail_errno(&at, error, "make") : 0;
 }
 
-static int lock_writer(struct hr__region *region)
-{
-	const struct hr__where at = here(region->path);
-	int error = region->ops->lock(region, HR__OS_LOCK_ALONE, HR__LOCK_WRITER);
-
-	if (error == EAGAIN)
-		return hr__fail_at(&at, HR_E_LOCKED, "%s is being written to by another process", region->path);
-	return error ? hr__fail_errno(&at, error, "lock") : 0;
-}
-
 static int check_name(const char *name)
 {
 	if (!name || !name[0])
@@ -299,7 +277,7 @@ int hr_store_init(const char *path, const struct hr_store_init_opts *given)
 	if (!code)
 		code = hr__region_open(path, true, &region);
 	if (!code)
-		code = lock_writer(region);
+		code = hr__store_lock_writer(region);
 	if (!code)
 		code = check_geometry(region);
 	if (!code && !(opts.flags & HR_STORE_FORCE))

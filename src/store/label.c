@@ -20,6 +20,18 @@ bool hr__is_zero(const void *bytes, size_t n)
 	return n == 0 || (p[0] == 0 && memcmp(p, p + 1, n - 1) == 0);
 }
 
+int hr__uuid_new(uint8_t uuid[16])
+{
+	int error = hr__os_random(uuid, 16);
+
+	if (error)
+		return hr__fail_errno(&(struct hr__where){.stage = "store", .offset = HR_NO_OFFSET}, error,
+				      "get random bytes");
+	uuid[6] = (uint8_t)((uuid[6] & 0x0f) | 0x40); /* a version 4 UUID */
+	uuid[8] = (uint8_t)((uuid[8] & 0x3f) | 0x80);
+	return 0;
+}
+
 static uint32_t crc_of(const void *record)
 {
 	static const unsigned char none[4];

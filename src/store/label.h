@@ -34,6 +34,7 @@ enum hr__record_state {
 void hr__record_seal(void *record, const char magic[8], const uint8_t uuid[16]);
 /* `uuid` NULL: any store's. Looks at the head only. */
 enum hr__record_state hr__record_look(const void *record, const char magic[8], const uint8_t uuid[16]);
+int hr__uuid_new(uint8_t uuid[16]); /* random; HR_E_IO */
 bool hr__is_zero(const void *bytes, size_t n);
 
 /* The label as it is written at `self_off`. */

@@ -129,6 +129,8 @@ void hr__draft_remove_model(struct hr__draft *draft, uint32_t number);
 int hr__draft_retire(struct hr__draft *draft, uint64_t off, uint64_t len, uint64_t last_gen);
 /* Retires objects that `drop` marks (one byte each) and takes them out; members keep pointing right. */
 int hr__draft_drop_objects(struct hr__draft *draft, const uint8_t *drop, uint64_t last_gen);
+/* Takes out a model, and retires the objects that only it had. */
+int hr__draft_drop_model(struct hr__draft *draft, uint32_t number, uint64_t last_gen);
 /* Marks objects that no model has with 1, others with 0. */
 void hr__draft_unbound(const struct hr__draft *draft, uint8_t *marks);
 /* The body of `generation`, in hr__region_memory() rounded up to whole extents. HR_E_LIMIT, HR_E_NOMEM. */

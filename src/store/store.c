@@ -15,7 +15,7 @@
 
 /* ---- opening ---- */
 
-static int lock_writer(struct hr__region *region)
+int hr__store_lock_writer(struct hr__region *region)
 {
 	const struct hr__where at = {.stage = "open", .path = region->path, .offset = HR_NO_OFFSET};
 	int error = region->ops->lock(region, HR__OS_LOCK_ALONE, HR__LOCK_WRITER);
@@ -89,7 +89,7 @@ int hr__store_open_on(struct hr__region *region, const struct hr__snapshot_want 
 
 	*out = NULL;
 	if (!code && region->is_writable)
-		code = lock_writer(region);
+		code = hr__store_lock_writer(region);
 	if (code) {
 		hr__region_close(region);
 		hr_store_close(store);
@@ -142,6 +142,7 @@ void hr_store_close(hr_store *store)
 	hr__manifest_free(&store->other);
 	hr__space_free(&store->space);
 	hr__free(store->users);
+	hr__free(store->pending);
 	hr__snapshot_release(store->now);
 	hr__os_fork_mark_free(store->fork_mark);
 	pthread_mutex_destroy(&store->lock);
@@ -156,7 +157,7 @@ static struct hr__where here(const hr_store *store)
 	return (struct hr__where){.stage = "store", .path = store->now->region->path, .offset = HR_NO_OFFSET};
 }
 
-static int check_usable(const hr_store *store)
+int hr__store_check_usable(const hr_store *store)
 {
 	if (!store)
 		return hr__fail(HR_E_OPTS, "the store is NULL");
@@ -167,7 +168,7 @@ static int check_usable(const hr_store *store)
 
 int hr__store_begin(hr_store *store)
 {
-	int code = check_usable(store);
+	int code = hr__store_check_usable(store);
 	struct hr__where at;
 
 	if (code)
@@ -176,6 +177,7 @@ int hr__store_begin(hr_store *store)
 	if (!store->is_writable)
 		return hr__fail_at(&at, HR_E_OPTS, "%s was opened for reading; open it with HR_STORE_WRITE", at.path);
 	pthread_mutex_lock(&store->writing);
+	store->n_pending = 0;
 	if (!store->poisoned_by)
 		return 0;
 	pthread_mutex_unlock(&store->writing);
@@ -292,7 +294,7 @@ static int fill_info(hr_store *store, struct hr_store_info *out)
 int hr_store_stats(hr_store *store, struct hr_store_info *out)
 {
 	struct hr_store_info info = {.size = sizeof(info)};
-	int code = check_usable(store);
+	int code = hr__store_check_usable(store);
 
 	if (code)
 		return code;
@@ -331,7 +333,7 @@ static void fill_model(const struct hr__manifest *manifest, uint32_t number, str
 int hr_store_model(hr_store *store, uint32_t model, struct hr_store_model_info *out)
 {
 	struct hr_store_model_info info;
-	int code = check_usable(store);
+	int code = hr__store_check_usable(store);
 
 	if (code)
 		return code;
@@ -347,7 +349,7 @@ int hr_store_model(hr_store *store, uint32_t model, struct hr_store_model_info *
 
 int hr_store_find(hr_store *store, const char *name, uint32_t *model)
 {
-	int code = check_usable(store);
+	int code = hr__store_check_usable(store);
 
 	if (!code && (!name || !model))
 		code = hr__fail(HR_E_OPTS, "hr_store_find() needs a name and a place for the number");
@@ -368,7 +370,7 @@ int hr_store_file(hr_store *store, uint32_t model, uint32_t file, struct hr_stor
 {
 	struct hr_store_file_info info = {.size = sizeof(info)};
 	struct hr__model_record record = {.n_members = 0};
-	int code = check_usable(store);
+	int code = hr__store_check_usable(store);
 
 	if (code)
 		return code;
@@ -413,7 +415,7 @@ static void fill_object(const hr_store *store, uint32_t number, struct hr_store_
 int hr_store_object(hr_store *store, uint32_t object, struct hr_store_object_info *out)
 {
 	struct hr_store_object_info info;
-	int code = check_usable(store);
+	int code = hr__store_check_usable(store);
 
 	if (code)
 		return code;

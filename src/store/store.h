@@ -25,14 +25,20 @@ struct hr_store {
 	/* Writers only; guarded by writing. */
 	struct hr__manifest other; /* what the other root names; no body: nothing */
 	struct hr__space space;    /* what may not be written to; extents of objects in the making are taken from it */
-	uint64_t lowest_lease;     /* as it was when `space` was made */
-	uint64_t poisoned_by;      /* generation whose commit failed; 0 = none */
+	struct hr__range *pending; /* taken for objects that no commit has yet */
+	size_t n_pending, room_pending;
+	uint64_t lowest_lease; /* as it was when `space` was made */
+	uint64_t poisoned_by;  /* generation whose commit failed; 0 = none */
 	uint8_t writer_id[16];
 };
 
 /* The tail of hr_store_open(), for any region: it belongs to the store afterwards, also after a failure. */
 int hr__store_open_on(struct hr__region *region, const struct hr__snapshot_want *want, hr_store **out);
 
+/* HR_E_LOCKED. */
+int hr__store_lock_writer(struct hr__region *region);
+/* HR_E_OPTS (NULL), HR_E_FORKED. */
+int hr__store_check_usable(const hr_store *store);
 /* HR_E_FORKED, HR_E_OPTS (read-only), HR_E_POISONED; or `writing` is held. */
 int hr__store_begin(hr_store *store);
 void hr__store_end(hr_store *store);
@@ -44,6 +50,13 @@ bool hr__store_is_reusable(const hr_store *store, const struct hr__retired *reti
 /* The floor that a commit may set: as high as leases allow, at most `generation`. */
 int hr__store_floor(hr_store *store, uint64_t generation, uint64_t *floor);
 uint64_t hr__store_next_generation(const hr_store *store);
+/* Space for an object; it stays taken until `n_pending` is set to zero and the next survey. */
+int hr__store_take(hr_store *store, uint64_t len, uint64_t *off);
+/* Commits need room for manifests, those that remove something too: this much an import leaves free. HR_E_NOSPACE. */
+#define HR__SPARE_BODIES 8
+int hr__store_has_spare(const hr_store *store, uint32_t n_new, unsigned n_bodies);
+/* A floor for the next commit if room for manifests runs short; else 0. */
+int hr__store_floor_if_tight(hr_store *store, uint64_t *floor);
 
 /* Makes a draft the next generation. Objects in it are written, but need not be durable: this flushes, reads back
  * those that `fresh` marks (NULL: none), switches roots. Errors before the switch leave the store as it was;

@@ -11,6 +11,7 @@
 
 #include "core/arith.h"
 #include "core/error.h"
+#include "core/mem.h"
 #include "mutant.h"
 
 #include <string.h>
@@ -95,10 +96,62 @@ int hr__store_survey(hr_store *store)
 		code = take_manifest(store, &now->manifest, &now->root);
 	if (!code && store->other.body && !HR__MUTANT(HR__MUTANT_REUSE_EARLY))
 		code = take_manifest(store, &store->other, &now->roots.roots[!now->slot]);
+	for (size_t i = 0; i < store->n_pending && !code; i++)
+		code = hr__space_add(&store->space, store->pending[i].off, store->pending[i].len);
 	/* Where the region has grown, what were its last records stay where they are. */
 	if (!code && now->root.data_end > now->label.region_len - HR__GUARD_BYTES)
 		code = hr__space_add(&store->space, now->label.region_len - HR__GUARD_BYTES, HR__GUARD_BYTES);
 	if (!code)
 		hr__space_merge(&store->space);
 	return code;
+}
+
+/* ---- for work that takes several commits ---- */
+
+int hr__store_take(hr_store *store, uint64_t len, uint64_t *off)
+{
+	if (store->n_pending == store->room_pending) {
+		size_t room = store->room_pending ? store->room_pending * 2 : 64;
+		struct hr__range *bigger = hr__realloc(store->pending, room, sizeof(*bigger));
+
+		if (!bigger)
+			return HR_E_NOMEM;
+		store->pending = bigger;
+		store->room_pending = room;
+	}
+	*off = 0;
+	if (hr__space_take(&store->space, len, false, off))
+		return hr_error_last()->code;
+	store->pending[store->n_pending] = (struct hr__range){*off, len};
+	store->n_pending++;
+	return 0;
+}
+
+/* What a manifest may have grown to after `n_new` more files. */
+static uint64_t body_bytes(const hr_store *store, uint32_t n_new)
+{
+	const uint64_t per_file = sizeof(struct hr__disk_object) + sizeof(struct hr__disk_member) + 256;
+
+	return hr__round_up(store->now->root.body_len + n_new * per_file + 4096, HR__EXTENT_ALIGN);
+}
+
+int hr__store_has_spare(const hr_store *store, uint32_t n_new, unsigned n_bodies)
+{
+	uint64_t body = body_bytes(store, n_new), total, largest;
+
+	if (hr__space_n_fits(&store->space, body) >= n_bodies)
+		return 0;
+	hr__space_free_bytes(&store->space, &total, &largest);
+	return hr__fail(HR_E_NOSPACE,
+			"the store is full: beside what is to be written, %u pieces of %" PRIu64
+			" bytes must stay free for manifests, and %" PRIu64 " bytes would be left",
+			n_bodies, body, total);
+}
+
+int hr__store_floor_if_tight(hr_store *store, uint64_t *floor)
+{
+	*floor = 0;
+	if (hr__space_n_fits(&store->space, body_bytes(store, 0)) >= (size_t)2 * HR__SPARE_BODIES)
+		return 0;
+	return hr__store_floor(store, hr__store_next_generation(store), floor);
 }
