@@ -38,6 +38,9 @@ struct bench_sample {
 struct bench_series {
 	enum bench_what what;
 	bool is_cold;
+	bool is_partly; /* `percent` of the files in the page cache */
+	unsigned percent;
+	const char *engine;     /* NULL: as the options say */
 	uint64_t staging_bytes; /* 0: as the options say */
 	uint64_t slot_bytes;
 	size_t n;
@@ -56,6 +59,7 @@ struct bench {
 	hr_device *prober_device; /* asks what is in the page cache */
 	hr_loader *prober;
 	struct hr_read *prober_reads;
+	struct hr_probe_row *rows; /* of hr_probe(), for the names of engines */
 	bool has_peak_reset;
 	size_t rounds;
 	size_t n_series;
@@ -77,6 +81,8 @@ void bench_prober_close(struct bench *bench);
 /* Takes the files out of the page cache, or brings them all in; whether that worked, as far as can be told. */
 bool bench_make_cold(struct bench *bench);
 bool bench_make_warm(struct bench *bench);
+/* The same for a part of every file, in stripes; within a fiftieth. */
+bool bench_make_partly(struct bench *bench, unsigned percent);
 
 /* ---- bench_synthetic.c ---- */
 

@@ -9,6 +9,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int compare_doubles(const void *a, const void *b)
 {
@@ -130,7 +131,7 @@ static double share_of(const struct bench *bench, const struct bench_series *ser
 
 static const char *state_name(const struct bench_series *series)
 {
-	return series->is_cold ? "cold" : "warm";
+	return series->is_partly ? "partly" : series->is_cold ? "cold" : "warm";
 }
 
 /* ---- text ---- */
@@ -191,6 +192,41 @@ static void put_result(const struct bench *bench, const struct bench_series *ser
 	putchar('\n');
 }
 
+/* ---- partly cached ---- */
+
+/* The best of the engines alone with the same share of the files in the page cache. */
+static double best_alone(const struct bench *bench, unsigned percent)
+{
+	double best = 0;
+
+	for (size_t i = 0; i < bench->n_series; i++) {
+		const struct bench_series *series = &bench->series[i];
+		double rate = series->n ? spread(series, figure_rate).median : 0;
+
+		if (series->percent == percent && strcmp(series->engine, "auto") != 0 && rate > best)
+			best = rate;
+	}
+	return best;
+}
+
+static void put_partly(const struct bench *bench)
+{
+	for (size_t i = 0; i < bench->n_series; i++) {
+		const struct bench_series *series = &bench->series[i];
+		struct bench_spread rate = spread(series, figure_rate);
+		double best = best_alone(bench, series->percent);
+
+		if (!series->n)
+			continue;
+		printf("  %3u %%  %-8s %8.2f GB/s  (%.2f to %.2f)  %.3f CPU-s/GB", series->percent, series->engine,
+		       rate.median, rate.min, rate.max, spread(series, figure_cpu).median);
+		if (strcmp(series->engine, "auto") == 0 && best > 0)
+			printf("  %.2f of the better engine alone", rate.median / best);
+		put_unprepared(series);
+		putchar('\n');
+	}
+}
+
 void bench_report_text(const struct bench *bench)
 {
 	char bytes[32];
@@ -199,8 +235,12 @@ void bench_report_text(const struct bench *bench)
 	printf("model          %zu tensors, %s, %" PRIu32 " shard%s\n", bench->set.n,
 	       cli_human(bytes, bench->set.bytes), hr_model_n_shards(bench->model),
 	       hr_model_n_shards(bench->model) == 1 ? "" : "s");
-	printf("rounds         %zu, interleaved; medians (lowest to highest), set-up counted\nceilings\n",
-	       bench->rounds);
+	printf("rounds         %zu, interleaved; medians (lowest to highest), set-up counted\n", bench->rounds);
+	if (bench->args->partly) {
+		put_partly(bench);
+		return;
+	}
+	puts("ceilings");
 	for (size_t i = 0; i < bench->n_series; i++) {
 		if (bench_is_ceiling(bench->series[i].what) && bench->series[i].n)
 			put_ceiling(&bench->series[i]);
@@ -276,6 +316,13 @@ static void json_result(struct cli_json *json, const struct bench *bench, const 
 	cli_json_object(json, NULL);
 	cli_json_text(json, "what", bench_name(series->what));
 	cli_json_text(json, "state", state_name(series));
+	if (series->is_partly) {
+		double best = best_alone(bench, series->percent);
+
+		cli_json_u64(json, "resident_percent", series->percent);
+		cli_json_text(json, "engine", series->engine);
+		cli_json_real(json, "of_best_alone", best > 0 ? spread(series, figure_rate).median / best : 0);
+	}
 	cli_json_u64(json, "staging_bytes", stats->staging_bytes);
 	cli_json_u64(json, "slots", stats->n_slots);
 	cli_json_u64(json, "peak_staging_bytes", stats->peak_staging_bytes);
@@ -342,7 +389,10 @@ void bench_report_json(const struct bench *bench)
 
 	hr_model_shard(bench->model, 0, &shard);
 	cli_json_start(&json, stdout);
-	cli_json_text(&json, "kind", bench->args->sweep ? "headrace bench sweep" : "headrace bench");
+	cli_json_text(&json, "kind",
+		      bench->args->sweep    ? "headrace bench sweep"
+		      : bench->args->partly ? "headrace bench partly"
+					    : "headrace bench");
 	bench_machine_json(&json, &bench->about, shard.path ? shard.path : ".");
 	json_model(&json, bench);
 	json_options(&json, bench->args);

@@ -34,6 +34,8 @@ const char *bench_name(enum bench_what what)
 static void series_opts(const struct bench *bench, const struct bench_series *series, struct hr_loader_opts *opts)
 {
 	cli_loader_opts(bench->args, opts);
+	if (series->engine)
+		opts->engine = series->engine;
 	if (series->staging_bytes)
 		opts->staging_bytes = series->staging_bytes;
 	if (series->slot_bytes)
@@ -165,6 +167,13 @@ static int take_feed(struct bench *bench, struct bench_series *series, struct be
 	return rc;
 }
 
+static bool prepare(struct bench *bench, const struct bench_series *series)
+{
+	if (series->is_partly)
+		return bench_make_partly(bench, series->percent);
+	return series->is_cold ? bench_make_cold(bench) : bench_make_warm(bench);
+}
+
 int bench_sample_take(struct bench *bench, struct bench_series *series)
 {
 	struct bench_sample *sample = &series->samples[series->n];
@@ -172,7 +181,7 @@ int bench_sample_take(struct bench *bench, struct bench_series *series)
 	uint64_t own;
 	int status;
 
-	sample->is_prepared = series->is_cold ? bench_make_cold(bench) : bench_make_warm(bench);
+	sample->is_prepared = prepare(bench, series);
 	if (cli_signals_status())
 		return cli_signals_status();
 	bench->has_peak_reset = cli_peak_reset();

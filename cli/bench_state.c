@@ -9,8 +9,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#define BLOCK_BYTES ((size_t)1 << 20)
-#define ATTEMPTS    3
+#define BLOCK_BYTES  ((size_t)1 << 20)
+#define ATTEMPTS     3
+#define STRIPE_BYTES ((uint64_t)64 << 20)
+#define TOLERANCE    0.02
 
 int bench_prober_open(struct bench *bench)
 {
@@ -99,4 +101,52 @@ bool bench_make_warm(struct bench *bench)
 	}
 	cli_free(block);
 	return is_warm;
+}
+
+/* The first `percent` of every stripe, without read-ahead, which would bring in more. */
+static void read_stripes(const struct hr_shard *shard, unsigned percent, char *block)
+{
+	uint64_t stripe = shard->bytes / 4 < STRIPE_BYTES ? shard->bytes / 4 / 4096 * 4096 : STRIPE_BYTES;
+	int fd = open(shard->path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return;
+	if (!stripe)
+		stripe = 4096;
+	posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+	for (uint64_t at = 0; at < shard->bytes && !cli_signals_status(); at += stripe) {
+		uint64_t left = stripe * percent / 100;
+
+		for (uint64_t done = 0; done < left;) {
+			size_t want = left - done < BLOCK_BYTES ? (size_t)(left - done) : BLOCK_BYTES;
+			ssize_t got = pread(fd, block, want, (off_t)(at + done));
+
+			if (got <= 0)
+				break;
+			done += (uint64_t)got;
+		}
+	}
+	close(fd);
+}
+
+bool bench_make_partly(struct bench *bench, unsigned percent)
+{
+	uint32_t n = hr_model_n_shards(bench->model);
+	bool is_good = bench_make_cold(bench);
+	char *block = cli_alloc(1, BLOCK_BYTES);
+	struct hr_plan_info info;
+
+	for (uint32_t s = 0; s < n && percent; s++) {
+		struct hr_shard shard = HR_SHARD_INIT;
+
+		if (hr_model_shard(bench->model, s, &shard) == 0)
+			read_stripes(&shard, percent, block);
+	}
+	cli_free(block);
+	if (!is_good || !ask(bench, &info))
+		return false;
+
+	double share = info.read_bytes ? (double)info.resident_bytes / (double)info.read_bytes : percent / 100.0;
+
+	return share > percent / 100.0 - TOLERANCE && share < percent / 100.0 + TOLERANCE;
 }

@@ -57,6 +57,7 @@ struct cli_args {
 	bool warm;
 	bool feed;
 	bool open;
+	bool partly;
 	bool sweep;
 	bool sweep_slots;
 	bool keep;

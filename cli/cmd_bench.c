@@ -24,6 +24,8 @@ static const struct cli_option options[] = {
 	{"warm", NULL, "only with files in the page cache", NULL, CLI_FIELD(warm), CLI_FLAG, 0},
 	{"feed", NULL, "also measure a feed, tensor by tensor, every buffer kept", NULL, CLI_FIELD(feed), CLI_FLAG, 0},
 	{"open", NULL, "measure only how long opening takes, and its memory", NULL, CLI_FIELD(open), CLI_FLAG, 0},
+	{"partly", NULL, "files in part in the page cache: 0 to 100 %, by auto and by each engine alone", NULL,
+	 CLI_FIELD(partly), CLI_FLAG, 0},
 	{"sweep", NULL, "the pool curve: staging from 4 MiB to 512 MiB (default warm)", NULL, CLI_FIELD(sweep),
 	 CLI_FLAG, 0},
 	{"sweep-slots", NULL, "with every pool, slots from 256 KiB to 8 MiB as well", NULL, CLI_FIELD(sweep_slots),
@@ -80,6 +82,51 @@ static void add_ours(struct bench *bench, bool is_cold)
 		add_series(bench, BENCH_FEED, is_cold);
 }
 
+static void add_part(struct bench *bench, const char *engine, unsigned percent)
+{
+	struct bench_series *series = add_series(bench, BENCH_LOAD, percent < 100);
+
+	series->is_partly = true;
+	series->percent = percent;
+	series->engine = engine;
+}
+
+/* An engine that serves this device and these files, whatever it is asked to do. */
+static bool is_engine_here(struct bench *bench, const struct hr_probe_row *row)
+{
+	struct hr_loader_opts opts;
+	hr_loader *loader = NULL;
+	bool is_here;
+
+	if (strcmp(row->kind, "engine") != 0 || !row->usable)
+		return false;
+	cli_loader_opts(bench->args, &opts);
+	opts.engine = row->name;
+	is_here = hr_loader_open(bench->device, &opts, &loader) == 0;
+	hr_loader_close(loader, HR_FOREVER);
+	return is_here;
+}
+
+/* With each share: auto, and beside it every engine alone. */
+static void add_partly(struct bench *bench)
+{
+	size_t n = 0, n_here = 0;
+
+	hr_probe(bench->model, NULL, 0, &n);
+	bench->rows = cli_alloc(n, sizeof(*bench->rows));
+	if (hr_probe(bench->model, bench->rows, n, &n))
+		n = 0;
+	for (size_t i = 0; i < n; i++) {
+		if (is_engine_here(bench, &bench->rows[i]))
+			bench->rows[n_here++] = bench->rows[i];
+	}
+	for (unsigned percent = 0; percent <= 100; percent += 25) {
+		add_part(bench, "auto", percent);
+		for (size_t i = 0; i < n_here; i++)
+			add_part(bench, bench->rows[i].name, percent);
+	}
+}
+
 /* All cold ones first, so that a round reads the files into the page cache once. */
 static void choose_series(struct bench *bench)
 {
@@ -88,6 +135,10 @@ static void choose_series(struct bench *bench)
 	bool with_cold = args->cold || (!args->warm && !is_sweep);
 	bool with_warm = args->warm || !args->cold;
 
+	if (args->partly) {
+		add_partly(bench);
+		return;
+	}
 	if (with_cold) {
 		add_series(bench, BENCH_STORAGE, true);
 		add_ours(bench, true);
@@ -194,6 +245,7 @@ static void close_all(struct bench *bench)
 	for (size_t i = 0; i < bench->n_series; i++)
 		cli_free(bench->series[i].samples);
 	cli_free(bench->series);
+	cli_free(bench->rows);
 }
 
 static int bench_model(const struct cli_args *args, const char *const *names, size_t n_names)
@@ -226,6 +278,9 @@ static int run(const struct cli_args *args)
 
 	if (!args->synthetic == !args->n_names)
 		return cli_usage(args, "bench: name a model, or make one with --synthetic");
+	if (args->partly &&
+	    (args->cold || args->warm || args->feed || args->sweep || args->sweep_slots || args->engine))
+		return cli_usage(args, "--partly chooses states and engines itself; leave the others out");
 	if (args->rounds > MAX_ROUNDS)
 		return cli_usage(args, "--rounds takes %d at most", MAX_ROUNDS);
 	cli_signals_catch();
@@ -248,6 +303,7 @@ const struct cli_command cli_cmd_bench = {
 		"  headrace bench --synthetic small:100000x32KiB --warm --feed   very many small tensors\n"
 		"  headrace bench --synthetic one:4GiB --warm                    one tensor of that size\n"
 		"  headrace bench Llama-3.1-8B --sweep                           speed against the size of the pool\n"
+		"  headrace bench Llama-3.1-8B --partly                          with a part of it in the page cache\n"
 		"  headrace bench --synthetic small:92000x64/161 --open          only opening\n",
 	.remarks =
 		"Set-up of the loader is counted, opening the device is not. Cold means: dropped from the page cache\n"

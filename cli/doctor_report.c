@@ -71,8 +71,8 @@ static void put_engines(const struct doctor *d)
 		for (uint32_t way = HR_CACHING_FILL; way <= HR_CACHING_BYPASS; way++) {
 			if (!engine->why[way][0])
 				continue;
-			printf("%*s%s: ", 33, "", doctor_caching_name(way));
-			put_wrapped(engine->why[way], 35, 33 + (unsigned)strlen(doctor_caching_name(way)) + 2);
+			printf("%*s%s:", 33, "", doctor_caching_name(way));
+			put_wrapped(engine->why[way], 35, 34 + (unsigned)strlen(doctor_caching_name(way)));
 		}
 	}
 }

@@ -88,12 +88,12 @@ static int take_sample(struct trial *t, struct doctor_series *series, struct doc
 	return rc;
 }
 
-/* The first round is finished even if it takes longer than allowed, but for settings whose turn never came. */
+/* The first round is finished even if it takes longer than allowed. */
 static int run_rounds(struct trial *t)
 {
 	struct doctor_trial *trial = &t->d->trial;
 
-	for (size_t round = 0; round < DOCTOR_MAX_ROUNDS && !is_over(t); round++) {
+	for (size_t round = 0; round < DOCTOR_MAX_ROUNDS && (round == 0 || !is_over(t)); round++) {
 		for (size_t i = 0; i < trial->n; i++) {
 			struct doctor_series *series = &trial->series[i];
 

@@ -75,8 +75,8 @@ SCHEMAS = {
         "options": {"staging_bytes": int, "slot_bytes": int, "engine": str, "caching": str, "readers": int},
         "rounds": int, "peak_resident_is_per_sample": bool, "device_open_seconds": NUMBER, "ceilings": Map(COMMON),
         "results": [{
-            **COMMON, "what": str, "state": str, "staging_bytes": int, "slots": int, "peak_staging_bytes": int,
-            "peak_pinned_bytes": int, "readers": int, "first_tensor_ms": SPREAD, "setup_ms": SPREAD, "bound": str,
+            **COMMON, "what": str, "state": str, "resident_percent?": int, "engine?": str, "of_best_alone?": NUMBER, "staging_bytes": int,
+            "slots": int, "peak_staging_bytes": int, "peak_pinned_bytes": int, "readers": int, "first_tensor_ms": SPREAD, "setup_ms": SPREAD, "bound": str,
             "share_of": Map(NUMBER), "cpu_of_cached?": NUMBER, "engines": ENGINES, "waiting": WAITING, "reads": int,
             "copies": int, "copy_calls": int, "note": str}]},
     "bench-open": {

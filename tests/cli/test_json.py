@@ -145,6 +145,20 @@ def sweep_is_complete(context):
     assert [r["staging_bytes"] >> 20 for r in found["results"]] == [4, 8, 16, 32, 64, 128, 256, 512]
 
 
+@test("bench --json --partly measures every share by auto and by each engine alone")
+def partly_is_complete(context):
+    checkpoints.make_sparse(context.path("parts"), 1, 64 << 20)
+    found = conforms(context.json("bench", "parts", "--partly", "--rounds", "1", "--device", "cpu", timeout=300), "bench")
+    tried = [(r["resident_percent"], r["engine"]) for r in found["results"]]
+    engines = [engine for percent, engine in tried if percent == 0]
+    assert engines[0] == "auto" and {"pread"} <= set(engines) and len(engines) >= 2, tried
+    assert tried == [(percent, engine) for percent in (0, 25, 50, 75, 100) for engine in engines], tried
+    for result in found["results"]:
+        assert result["state"] == "partly" and result["samples"][0]["bytes"] == 64 << 20, result
+    assert b" of the better engine alone" in context.run("bench", "parts", "--partly", "--rounds", "1", "--device", "cpu").stdout
+    assert context.run("bench", "parts", "--partly", "--cold", rc=2).stderr.startswith(b"headrace: --partly")
+
+
 @test("bench --json --open counts tensors, shards and header bytes")
 def bench_open_is_true(context):
     found = conforms(context.json("bench", "two", "--open", "--rounds", "3"), "bench-open")
