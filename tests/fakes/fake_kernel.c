@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A kernel with modules and udev, for programs that look for their files: where HR_FAKE_ROOT names a folder, paths
- * that it has are taken from there. Linked into a test program (whose symbols libraries must see), or preloaded.
+ * that it has are taken from there, and a path that it has with ".not" behind it is not there. Part of every test
+ * program (whose symbols libraries see), or preloaded.
  */
+#undef _FILE_OFFSET_BITS /* here fopen and fopen64 are two functions */
+#undef _FORTIFY_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +23,10 @@ static const char *redirect(const char *path, char *out, size_t out_bytes)
 		return path;
 	address = dlsym(RTLD_NEXT, "access");
 	memcpy(&real, &address, sizeof(real));
-	return real(out, F_OK) == 0 ? out : path;
+	if (real(out, F_OK) == 0)
+		return out;
+	snprintf(out, out_bytes, "%s%s.not", root, path);
+	return real(out, F_OK) == 0 ? "/nowhere" : path;
 }
 
 int access(const char *path, int mode)

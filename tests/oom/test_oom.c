@@ -18,6 +18,7 @@
 #include "modeltest.h"
 
 #include "fakes/fake_cuda.h"
+#include "fakes/fake_cufile.h"
 
 #include <errno.h>
 #include <sys/stat.h>
@@ -50,6 +51,8 @@ static bool code_fits(const struct scenario *s, int code)
 	if (s->point)
 		return code == HR_E_NOMEM;
 	if (s->errno_value == ENOENT && (code == HR_E_NOTFOUND || code == HR_E_INDEX))
+		return true;
+	if (s->engine && strcmp(s->engine, "cufile") == 0 && (code == HR_E_GDS || code == HR_E_SHORT))
 		return true;
 	return code == HR_E_IO || code == HR_E_NOMEM || code == HR_E_UNSUPPORTED || code == HR_E_DEVICE ||
 	       code == HR_E_DEVICE_MEMORY;
@@ -185,11 +188,25 @@ static void check_driver(const struct scenario *s, const struct fake_cuda *fake,
 		WRONG("objects of the driver are left", (int)fake->live(NULL));
 }
 
+static void check_library(const struct scenario *s, const struct fake_cufile *fake, int fired)
+{
+	char text[256] = "";
+	unsigned n = fake->errors(text, sizeof(text));
+
+	if (n > (fired && !s->point)) {
+		fprintf(stderr, "# %s\n", text);
+		WRONG("the look-alike library complains", (int)n);
+	}
+	if (fake->live(NULL) > 0 && (!fired || s->point))
+		WRONG("the library has handles, memory or the driver open", (int)fake->live(NULL));
+}
+
 /* Plays the scenario; 0: the fault was not met, 1: it was and all is well. */
 static int run_once(void *ctx)
 {
 	const struct scenario *s = ctx;
 	struct fake_cuda fake = {0};
+	struct fake_cufile cufile = {0};
 	uint64_t n_threads = proc_status("Threads");
 	int fired, n_files;
 
@@ -198,6 +215,10 @@ static int run_once(void *ctx)
 	if (strcmp(s->device, "cpu") != 0 && fake_cuda_find(&fake)) {
 		fake.set("delay_us", 0);
 		fake.set("strict", s->point != NULL); /* a driver call that cleans up may be the one that fails */
+	}
+	if (s->engine && strcmp(s->engine, "cufile") == 0 && fake_cufile_find(&cufile)) {
+		cufile.set("delay_us", 0);
+		cufile.set("strict", s->point != NULL);
 	}
 	n_files = count_open_files();
 	hr__fault_arm(s->point, s->n, s->errno_value);
@@ -208,6 +229,8 @@ static int run_once(void *ctx)
 		WRONG("descriptors are left", count_open_files() - n_files);
 	if (fake.live)
 		check_driver(s, &fake, fired);
+	if (cufile.live)
+		check_library(s, &cufile, fired);
 #ifndef __SANITIZE_THREAD__ /* whose own thread comes late */
 	if (strcmp(s->device, "cpu") == 0 && proc_status("Threads") > n_threads)
 		WRONG("threads are left", (int)proc_status("Threads"));
@@ -267,7 +290,7 @@ static void until_it_is_not_met(struct scenario *s, uint64_t step)
 
 static void on_device(const char *device, const char *point, int errno_value)
 {
-	static const char *const engines[] = {NULL, "pread", "uring"};
+	const char *engines[] = {NULL, "pread", "uring"}, *only = getenv("HR_TEST_ENGINE");
 	int there = in_child(is_there, (void *)(uintptr_t)device);
 	uint64_t step = getenv("HR_OOM_ALL")                                 ? 1
 			: there == 2                                         ? 41
@@ -278,11 +301,12 @@ static void on_device(const char *device, const char *point, int errno_value)
 #ifdef __SANITIZE_THREAD__ /* a process takes ten times as long to start */
 	step *= 9;
 #endif
-	if (!there)
+	if (!there || (only && strcmp(device, "cpu") == 0))
 		skip();
 	bed_open(&bed, 3, N_TENSORS, 150000);
 	write_index(&bed);
-	for (size_t e = 0; e < 3; e++) {
+	engines[0] = only;
+	for (size_t e = 0; e < (only ? 1 : 3); e++) {
 		struct scenario s = {.dir = bed.dir,
 				     .device = device,
 				     .engine = engines[e],

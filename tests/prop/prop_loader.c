@@ -296,6 +296,8 @@ static void random_opts(struct test_random *random, struct hr_loader_opts *opts)
 	opts->staging_bytes = opts->slot_bytes * (2 + test_random_below(random, 8)) + test_random_below(random, 1000);
 	opts->engine = engines[test_random_below(random, sizeof(engines) / sizeof(engines[0]))];
 	opts->caching = (uint32_t)test_random_below(random, 3);
+	if (getenv("HR_TEST_ENGINE") && test_random_below(random, 2))
+		opts->engine = NULL;
 	opts->readers = 1 + (uint32_t)test_random_below(random, 8);
 	fake.delay_ns = test_random_below(random, 2) ? 100000 : 0;
 	fake_engine_set(&fake);
@@ -389,7 +391,7 @@ static void run_rounds(const char *device, uint64_t seed)
 	struct test_random random;
 	int rounds = 0;
 
-	if (!has_device(device))
+	if (!has_device(device) || (getenv("HR_TEST_ENGINE") && strcmp(device, "cpu") == 0))
 		skip();
 	test_random_start(&random, seed);
 	for (; rounds < 20 || (now_ms() < end && rounds < 400); rounds++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tests of reads straight into GPU memory share: the look-alikes, a kernel that has what the library looks
- * for, and when to leave the tests out. Each program includes this once.
+ * What the tests of reads straight into GPU memory share: the look-alikes, and when to leave the tests out. The kernel
+ * has what the library looks for where HR_FAKE_ROOT says so (fake_kernel.c). Each program includes this once.
  */
 #ifndef HR_TESTS_GDSTEST_H
 #define HR_TESTS_GDSTEST_H
@@ -11,39 +11,11 @@
 #include "fakes/fake_cuda.h"
 #include "fakes/fake_cufile.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #define MIB (UINT64_C(1) << 20)
 
 static struct fake_cuda cuda;
 static struct fake_cufile cufile;
 static bool has_fake_cuda, has_fake_cufile;
-
-/* A folder with /proc/modules and /run/udev/data, for fake_kernel.c; set before the library looks. */
-static inline char *make_kernel(void)
-{
-	static const char *const folders[] = {"proc", "run", "run/udev", "run/udev/data"};
-	char *root = make_temp_dir(), *path;
-
-	for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
-		path = path_in(root, folders[i]);
-		assert_int_equal(mkdir(path, 0755), 0);
-		free(path);
-	}
-	path = path_in(root, "proc/modules");
-	write_file(path, "ext4 1 0 - Live 0x0\n", 20);
-	free(path);
-	setenv("HR_FAKE_ROOT", root, 1);
-	return root;
-}
-
-static inline void remove_kernel(char *root)
-{
-	unsetenv("HR_FAKE_ROOT");
-	remove_tree(root);
-	free(root);
-}
 
 /* Whether both libraries are there, as look-alikes or real; says so if not. */
 static inline bool find_libraries(void)

@@ -66,6 +66,24 @@ void bed_open_model(struct bed *bed, const char *name)
 	bed->n_tensors = hr_model_n_tensors(bed->model);
 }
 
+#undef hr_loader_open
+int test_loader_open(hr_device *device, const struct hr_loader_opts *opts, hr_loader **out)
+{
+	struct hr_device_info info = HR_DEVICE_INFO_INIT;
+	const char *engine = getenv("HR_TEST_ENGINE");
+	struct hr_loader_opts own = HR_LOADER_OPTS_INIT;
+
+	if (!engine || !*engine || !device ||
+	    (opts && (opts->engine || opts->size != sizeof(own) || opts->caching == HR_CACHING_FILL)) ||
+	    hr_device_info(device, &info) || strcmp(info.spec, "cpu") == 0)
+		return hr_loader_open(device, opts, out);
+	if (opts)
+		own = *opts;
+	own.engine = engine;
+	return hr_loader_open(device, &own, out);
+}
+#define hr_loader_open test_loader_open
+
 void bed_load(struct bed *bed, const char *device, const struct hr_loader_opts *opts)
 {
 	assert_ok(hr_device_open(device, &bed->device));

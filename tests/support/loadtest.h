@@ -11,6 +11,10 @@
 
 #include "hrtest.h"
 
+/* HR_TEST_ENGINE in the environment is the engine of every loader on a GPU for which a test names none. */
+int test_loader_open(hr_device *device, const struct hr_loader_opts *opts, hr_loader **out);
+#define hr_loader_open test_loader_open
+
 struct bed {
 	char *dir;
 	char *paths[2]; /* the shards */
