@@ -36,6 +36,7 @@ struct cli_args {
 	const char *device;
 	const char *engine;
 	const char *caching;
+	const char *cufile;
 	const char *digests;
 	const char *synthetic;
 	const char *dir;
@@ -127,7 +128,7 @@ const struct cli_command *cli_command_find(const char *name);
 		 0},                                                                                                    \
 		{"engine",                                                                                              \
 		 "E",                                                                                                   \
-		 "auto, pread or uring; a named one never falls back (default auto)",                                   \
+		 "auto, pread, uring, mapped, cufile; a named one never falls back (default auto)",                                   \
 		 NULL,                                                                                                  \
 		 CLI_FIELD(engine),                                                                                     \
 		 CLI_TEXT,                                                                                              \
@@ -137,6 +138,13 @@ const struct cli_command *cli_command_find(const char *name);
 		 "auto, fill or bypass the page cache with cold bytes (default auto)",                                  \
 		 "auto|fill|bypass",                                                                                    \
 		 CLI_FIELD(caching),                                                                                    \
+		 CLI_CHOICE,                                                                                            \
+		 0},                                                                                                    \
+		{"cufile",                                                                                              \
+		 "HOW",                                                                                                 \
+		 "engine cufile: direct, or compat to allow reads through host memory (default direct)",                \
+		 "direct|compat",                                                                                       \
+		 CLI_FIELD(cufile),                                                                                     \
 		 CLI_CHOICE,                                                                                            \
 		 0},                                                                                                    \
 	{                                                                                                               \

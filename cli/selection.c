@@ -78,6 +78,8 @@ void cli_loader_opts(const struct cli_args *args, struct hr_loader_opts *opts)
 		opts->caching = HR_CACHING_FILL;
 	else if (args->caching && strcmp(args->caching, "bypass") == 0)
 		opts->caching = HR_CACHING_BYPASS;
+	if (args->cufile && strcmp(args->cufile, "compat") == 0)
+		opts->flags |= HR_LOADER_CUFILE_COMPAT;
 }
 
 /* ---- glob ---- */

@@ -3,7 +3,7 @@
 # A test holds the lists below against "headrace help".
 
 _headrace_options() {
-	local loader='--device --staging --slot --engine --caching --readers'
+	local loader='--device --staging --slot --engine --caching --cufile --readers'
 
 	case $1 in
 	ls) echo "--long --only --json --help" ;;
@@ -45,8 +45,9 @@ _headrace() {
 	fi
 	case $previous in
 	--device) mapfile -t COMPREPLY < <(compgen -W 'cpu cuda cuda:0 cuda:1' -- "$word") && return ;;
-	--engine) mapfile -t COMPREPLY < <(compgen -W 'auto pread uring' -- "$word") && return ;;
+	--engine) mapfile -t COMPREPLY < <(compgen -W 'auto pread uring mapped cufile' -- "$word") && return ;;
 	--caching) mapfile -t COMPREPLY < <(compgen -W 'auto fill bypass' -- "$word") && return ;;
+	--cufile) mapfile -t COMPREPLY < <(compgen -W 'direct compat' -- "$word") && return ;;
 	--staging) mapfile -t COMPREPLY < <(compgen -W '16MiB 32MiB 64MiB 128MiB' -- "$word") && return ;;
 	--slot) mapfile -t COMPREPLY < <(compgen -W '512KiB 1MiB 2MiB 4MiB' -- "$word") && return ;;
 	--synthetic) mapfile -t COMPREPLY < <(compgen -W 'llama: small: one:' -- "$word") && compopt -o nospace && return ;;
