@@ -55,16 +55,17 @@ static int open_both(struct loader_object *self, const char *device, const struc
 
 static PyObject *new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *keywords[] = {"device", "staging_bytes", "slot_bytes", "engine", "caching", "readers", NULL};
+	static char *keywords[] = {"device",  "staging_bytes", "slot_bytes", "engine",
+				   "caching", "readers",       "cufile",     NULL};
 	struct native *native = native_of(type);
 	PyObject *staging = Py_None, *slot = Py_None, *readers = Py_None;
-	const char *device = "cpu", *engine = NULL, *caching = "auto";
+	const char *device = "cpu", *engine = NULL, *caching = "auto", *cufile = "direct";
 	struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
 	struct loader_object *self;
 	unsigned long n = 0;
 
-	if (!native || !PyArg_ParseTupleAndKeywords(args, kwargs, "|s$OOzsO:Loader", keywords, &device, &staging, &slot,
-						    &engine, &caching, &readers))
+	if (!native || !PyArg_ParseTupleAndKeywords(args, kwargs, "|s$OOzsOs:Loader", keywords, &device, &staging,
+						    &slot, &engine, &caching, &readers, &cufile))
 		return NULL;
 	if (!native_size(staging, &opts.staging_bytes) || !native_size(slot, &opts.slot_bytes) ||
 	    !caching_of(caching, &opts.caching))
@@ -78,6 +79,10 @@ static PyObject *new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	}
 	opts.readers = (uint32_t)n;
 	opts.engine = engine;
+	if (strcmp(cufile, "compat") == 0)
+		opts.flags |= HR_LOADER_CUFILE_COMPAT;
+	else if (strcmp(cufile, "direct") != 0)
+		return PyErr_Format(PyExc_ValueError, "cufile is \"%s\": use \"direct\" or \"compat\"", cufile);
 	native_unpark(native);
 	self = PyObject_New(struct loader_object, type);
 	if (!self)
@@ -372,15 +377,17 @@ static PyType_Slot slots[] = {
 	{Py_tp_methods, methods},
 	{Py_tp_getset, properties},
 	{Py_tp_doc,
-	 "Loader(device=\"cpu\", *, staging_bytes=None, slot_bytes=None, engine=None, caching=\"auto\", readers=None)\n--\n\n"
+	 "Loader(device=\"cpu\", *, staging_bytes=None, slot_bytes=None, engine=None, caching=\"auto\", readers=None, "
+	 "cufile=\"direct\")\n--\n\n"
 	 "The thing that moves bytes: one device, one pool of staging memory, and threads. Good in any thread, for any number\n"
 	 "of models; not in a forked child.\n\n"
 	 "device: \"cpu\", \"cuda\" or \"cuda:N\".\n"
 	 "staging_bytes: all the staging memory there will ever be, in bytes or as \"64MiB\" (the default).\n"
 	 "slot_bytes: one read at most.\n"
-	 "engine: \"pread\", \"uring\"; one asked for by name works or fails. None: chosen for each range.\n"
+	 "engine: \"pread\", \"uring\", \"mapped\", \"cufile\"; one asked for by name works or fails. None: chosen for each range.\n"
 	 "caching: \"fill\" reads through the page cache, \"bypass\" around it; \"auto\" decides for each range.\n"
-	 "readers: threads for blocking reads."},
+	 "readers: threads for blocking reads.\n"
+	 "cufile: with engine=\"cufile\", whether its library may read through host memory: \"compat\"."},
 	{0, NULL},
 };
 

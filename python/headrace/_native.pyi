@@ -118,6 +118,7 @@ class Loader:
         engine: str | None = None,
         caching: str = "auto",
         readers: int | None = None,
+        cufile: str = "direct",
     ) -> Loader: ...
     @property
     def device(self) -> str: ...

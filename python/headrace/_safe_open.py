@@ -29,7 +29,7 @@ READS_AT_ONCE = 4096
 SMALL_BYTES = 512 << 10  #: up to here a read by the calling thread is quicker than a job
 SMALL_HOLEY_BYTES = 64 << 10  #: the same, if not all of it is wanted
 
-OPTIONS = ("staging_bytes", "slot_bytes", "engine", "caching", "readers")
+OPTIONS = ("staging_bytes", "slot_bytes", "engine", "caching", "readers", "cufile")
 
 _lock = threading.Lock()
 _loaders: dict[Any, list[Any]] = {}  #: guarded by _lock; key: [loader, users]
@@ -366,7 +366,8 @@ class safe_open:
     framework: "pt" (or "torch", "pytorch") or "np" (or "numpy"). device: "cpu", "cuda:N", N, a torch.device; others of torch's devices
     are reached through memory of the host. backend: accepted for safetensors' sake; headrace chooses how to read by itself.
     map: on cpu, whole tensors in place: read-only, over the page cache's own pages; headrace.Model.map says at what price.
-    share_blocks: as for headrace.feed(). Further options are those of headrace.Loader (staging_bytes, slot_bytes, engine, caching, readers).
+    share_blocks: as for headrace.feed(). Further options are those of headrace.Loader (staging_bytes, slot_bytes,
+    engine, caching, readers, cufile).
 
     All headers are checked here, and no tensor is read. Tensors own their memory, and are still good after the file was closed.
     Raises FileNotFoundError, OSError, and headrace.SafetensorError (also a safetensors.SafetensorError).

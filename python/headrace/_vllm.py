@@ -234,8 +234,10 @@ class HeadraceModelLoader(stock.DefaultModelLoader):  # type: ignore[misc]
         else:
             raise Fallback(f"headrace has no device for the platform {current_platform.device_name}")
         options = self.options
+        if options.device is not None and options.device != "cuda":  # "cuda" is this worker's own
+            device = torch.device(options.device)
         # Several ranks of a node read the same files: the first to come leaves them in the page cache for the others.
-        caching = options.caching or ("fill" if _n_ranks() > 1 else "auto")
+        caching = options.caching or ("fill" if _n_ranks() > 1 and options.engine != "cufile" else "auto")
         try:
             loader = headrace.Loader(
                 str(device),
@@ -244,6 +246,7 @@ class HeadraceModelLoader(stock.DefaultModelLoader):  # type: ignore[misc]
                 engine=options.engine,
                 caching=caching,
                 readers=options.readers,
+                cufile=options.cufile or "direct",
             )
         except headrace.Error as error:
             if error.name == "HR_E_UNSUPPORTED" and options.engine is None and options.caching is None:
@@ -283,6 +286,15 @@ class HeadraceModelLoader(stock.DefaultModelLoader):  # type: ignore[misc]
             stats["staging_bytes"] / 2**20,
             "; every byte compared with the files" if self.options.verify else "",
         )
+
+
+class GdsBoundedModelLoader(HeadraceModelLoader):
+    """--load-format gds_bounded: engine "cufile", unless the options name another."""
+
+    def __init__(self, load_config: typing.Any) -> None:
+        super().__init__(load_config)
+        if self.options.engine is None:
+            self.options = self.options._replace(engine="cufile")
 
 
 # ------------------------------------------------------------------------------------------------ opening

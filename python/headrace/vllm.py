@@ -8,15 +8,19 @@ Options come through ``--model-loader-extra-config``; :func:`parse_options` know
 """
 from __future__ import annotations
 
+import re
 import typing
 
 __all__ = ["register", "parse_options", "Options"]
 
 LOAD_FORMAT = "headrace"
+# The same with engine "cufile": straight from storage into a small window of GPU memory that is registered once.
+GDS_LOAD_FORMAT = "gds_bounded"
 
 # Keys of the stock loader. They are passed on: the last one works as ever, the others matter to what falls back to it.
 STOCK_KEYS = ("enable_multithread_load", "num_threads", "enable_weights_track")
 CACHING = ("auto", "fill", "bypass")
+CUFILE = ("direct", "compat")
 
 
 class Options(typing.NamedTuple):
@@ -29,18 +33,22 @@ class Options(typing.NamedTuple):
     readers: typing.Optional[int] = None
     verify: bool = False
     fallback: bool = True
+    cufile: typing.Optional[str] = None
+    device: typing.Optional[str] = None
 
 
 def register() -> None:
-    """Makes ``--load-format headrace`` known to vLLM in this process. Called again, it does nothing."""
+    """Makes ``--load-format headrace`` and ``gds_bounded`` known to vLLM in this process. Called again, it does nothing."""
     from vllm.model_executor import model_loader
 
     known = getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", {})
     if LOAD_FORMAT in known:
         return
-    from headrace._vllm import HeadraceModelLoader
+    from headrace._vllm import GdsBoundedModelLoader, HeadraceModelLoader
 
     model_loader.register_model_loader(LOAD_FORMAT)(HeadraceModelLoader)
+    if GDS_LOAD_FORMAT not in known:  # another package had that name first
+        model_loader.register_model_loader(GDS_LOAD_FORMAT)(GdsBoundedModelLoader)
 
 
 def parse_options(config: object) -> tuple[Options, dict[str, object]]:
@@ -98,6 +106,18 @@ def _engine(key: str, value: object) -> str:
     return value
 
 
+def _cufile(key: str, value: object) -> str:
+    if value not in CUFILE:
+        raise _wrong(f'needs one of {", ".join(CUFILE)} in "{key}", and has {_shown(value)}')
+    return str(value)
+
+
+def _device(key: str, value: object) -> str:
+    if not isinstance(value, str) or re.fullmatch(r"cpu|cuda(:\d{1,3})?", value) is None:
+        raise _wrong(f'needs "cpu", "cuda" or "cuda:N" in "{key}", and has {_shown(value)}')
+    return value
+
+
 def _caching(key: str, value: object) -> str:
     if value not in CACHING:
         raise _wrong(f'needs one of {", ".join(CACHING)} in "{key}", and has {_shown(value)}')
@@ -112,4 +132,6 @@ _PARSERS: dict[str, typing.Callable[[str, object], typing.Any]] = {
     "readers": _count,
     "verify": _flag,
     "fallback": _flag,
+    "cufile": _cufile,
+    "device": _device,
 }

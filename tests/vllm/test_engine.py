@@ -266,6 +266,7 @@ def test_all_options_at_once():
         "readers": 1,
         "verify": True,
         "fallback": False,
+        "device": "cpu",
     }
     with Log() as lines:
         assert loaded_digest(plain(), extra=extra) == right()
@@ -295,12 +296,20 @@ def test_options_that_make_no_sense_are_told():
         ({"readers": "two"}, "two"),
         ({"verify": "yes"}, "yes"),
         ({"engine": 3}, "engines"),
+        ({"cufile": "maybe"}, "direct, compat"),
+        ({"device": "tpu"}, "cuda:N"),
     ):
         error = error_of(lambda: loaded_digest(plain(), extra=extra))
         assert part in str(error) and "--model-loader-extra-config" in str(error), (extra, error)
     for extra, part in (({"staging_bytes": 1000}, "1000"), ({"engine": "warp"}, "warp")):
         error = error_of(lambda: loaded_digest(plain(), extra=extra))
         assert part in str(error), (extra, error)
+
+
+def test_gds_bounded_is_engine_cufile_and_does_not_fall_back():
+    error = error_of(lambda: loaded_digest(plain(), "gds_bounded"))
+    assert "engine cufile" in str(error) and "the device is cpu" in str(error), error
+    assert loaded_digest(plain(), "gds_bounded", extra={"engine": "pread"}) == right()
 
 
 def test_the_way_to_a_gpu_delivers_the_same_tensors_in_order_and_ends_early_cleanly():
