@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * "headrace bench" in parts: cmd_bench.c decides what to measure and in which order, bench_run.c takes one
- * sample, bench_state.c makes files cold or warm and proves it, bench_synthetic.c makes checkpoints,
- * bench_open.c times opening, bench_machine.c says where this was, bench_report.c tells the result.
+ * "headrace bench" in parts: cmd_bench.c decides what to measure and in which order, bench_run.c takes one sample,
+ * bench_state.c makes files cold or warm and proves it, bench_synthetic.c makes checkpoints, bench_open.c times
+ * opening, bench_loop.c a model that does not fit, bench_machine.c says where this was, bench_report.c tells the
+ * result.
  *
  * Everything is measured in rounds: in each, every series gets one sample, so that a neighbour's noise falls
  * on all of them alike. A figure is a median with its spread, beside ceilings of the same run.
@@ -119,9 +120,11 @@ struct bench_shapes {
 int bench_shapes_new(const struct cli_args *args, const char *spec, struct bench_shapes *shapes);
 void bench_shapes_free(struct bench_shapes *shapes);
 
-/* ---- bench_open.c, bench_machine.c, bench_report.c ---- */
+/* ---- bench_open.c, bench_loop.c, bench_machine.c, bench_report.c ---- */
 
 int bench_open_run(const struct cli_args *args, const char *const *names, size_t n_names);
+/* With model, device and prober open. 0 or an exit status. */
+int bench_loop_run(struct bench *bench);
 void bench_machine_json(struct cli_json *json, const struct hr_device_info *about, const char *path);
 void bench_report_text(const struct bench *bench);
 void bench_report_json(const struct bench *bench);

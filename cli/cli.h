@@ -45,6 +45,9 @@ struct cli_args {
 	uint64_t slot_bytes;
 	uint64_t readers;
 	uint64_t rounds;
+	uint64_t passes;
+	uint64_t budget_bytes;
+	uint64_t host_budget_bytes;
 	uint64_t window_bytes;
 	uint64_t sample_bytes;
 	uint64_t seconds;
@@ -59,6 +62,7 @@ struct cli_args {
 	bool feed;
 	bool open;
 	bool partly;
+	bool loop;
 	bool sweep;
 	bool sweep_slots;
 	bool keep;

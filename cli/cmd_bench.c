@@ -24,6 +24,13 @@ static const struct cli_option options[] = {
 	{"warm", NULL, "only with files in the page cache", NULL, CLI_FIELD(warm), CLI_FLAG, 0},
 	{"feed", NULL, "also measure a feed, tensor by tensor, every buffer kept", NULL, CLI_FIELD(feed), CLI_FLAG, 0},
 	{"open", NULL, "measure only how long opening takes, and its memory", NULL, CLI_FIELD(open), CLI_FLAG, 0},
+	{"loop", NULL, "layers through a cache smaller than the model, beside a plain load; warm", NULL,
+	 CLI_FIELD(loop), CLI_FLAG, 0},
+	{"budget", "SIZE", "with --loop: of the cache (default a quarter of the model)", NULL, CLI_FIELD(budget_bytes),
+	 CLI_SIZE, 0},
+	{"host-budget", "SIZE", "with --loop: pinned host memory for what was evicted (default none)", NULL,
+	 CLI_FIELD(host_budget_bytes), CLI_SIZE, 0},
+	{"passes", "N", "with --loop: how often through all layers (default 3)", NULL, CLI_FIELD(passes), CLI_COUNT, 0},
 	{"partly", NULL, "files in part in the page cache: 0 to 100 %, by auto and by each engine alone", NULL,
 	 CLI_FIELD(partly), CLI_FLAG, 0},
 	{"sweep", NULL, "the pool curve: staging from 4 MiB to 512 MiB (default warm)", NULL, CLI_FIELD(sweep),
@@ -225,6 +232,8 @@ static int measure(struct bench *bench, const char *const *names, size_t n_names
 		status = bench_prober_open(bench);
 	if (status)
 		return status;
+	if (bench->args->loop)
+		return bench_loop_run(bench);
 	choose_series(bench);
 	status = run_rounds(bench);
 	if (status)
@@ -304,7 +313,8 @@ const struct cli_command cli_cmd_bench = {
 		"  headrace bench --synthetic one:4GiB --warm                    one tensor of that size\n"
 		"  headrace bench Llama-3.1-8B --sweep                           speed against the size of the pool\n"
 		"  headrace bench Llama-3.1-8B --partly                          with a part of it in the page cache\n"
-		"  headrace bench --synthetic small:92000x64/161 --open          only opening\n",
+		"  headrace bench --synthetic small:92000x64/161 --open          only opening\n"
+		"  headrace bench Llama-3.1-8B --loop --budget 4GiB              a model larger than its memory\n",
 	.remarks =
 		"Set-up of the loader is counted, opening the device is not. Cold means: dropped from the page cache\n"
 		"and asked; warm: read once and asked. A round where that did not succeed is marked.\n"

@@ -16,7 +16,7 @@ _headrace_options() {
 	doctor) echo "--device --staging --trial --sample --seconds --json --help" ;;
 	verify) echo "--against --window $loader --only --json --help" ;;
 	bench)
-		echo "--synthetic --dir --keep --rounds --cold --warm --feed --open --partly --sweep --sweep-slots" \
+		echo "--synthetic --dir --keep --rounds --cold --warm --feed --open --partly --loop --budget --host-budget --passes --sweep --sweep-slots" \
 			"$loader --only --json --help"
 		;;
 	help | version) echo "--help" ;;

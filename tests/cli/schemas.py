@@ -79,6 +79,13 @@ SCHEMAS = {
             "slots": int, "peak_staging_bytes": int, "peak_pinned_bytes": int, "readers": int, "first_tensor_ms": SPREAD, "setup_ms": SPREAD, "bound": str,
             "share_of": Map(NUMBER), "cpu_of_cached?": NUMBER, "engines": ENGINES, "waiting": WAITING, "reads": int,
             "copies": int, "copy_calls": int, "note": str}]},
+    "bench-loop": {
+        "kind": str, "machine": MACHINE, "model": str, "tensors": int, "groups": int, "bytes": int, "budget_bytes": int,
+        "host_budget_bytes": int, "passes": int, "rounds": int, "load_gb_per_second": SPREAD, "hit_ns": SPREAD, "loops": [{
+            "policy": str, "ahead": int, "gb_per_second": SPREAD, "loaded_gb_per_second": SPREAD, "cpu_seconds_per_gb": SPREAD,
+            "share_of_load": NUMBER, "loaded_share_of_load": NUMBER, "hits": int, "joins": int, "misses": int, "evictions": int,
+            "passed_over": int, "host_hits": int, "peak_bytes": int, "host_peak_bytes": int, "peak_device_bytes": int,
+            "samples": [{"bytes": int, "loaded_bytes": int, "ns": int, "cpu_ns": int, "device_taken_bytes": int}]}]},
     "bench-open": {
         "kind": str, "machine": MACHINE, "tensors": int, "shards": int, "header_bytes": int, "rounds": int, "open_ms": SPREAD,
         "peak_memory_bytes": int},

@@ -166,6 +166,21 @@ def bench_open_is_true(context):
     assert (found["tensors"], found["shards"], found["header_bytes"], found["rounds"]) == (6, 2, headers, 3), found
 
 
+@test("bench --json --loop keeps to its budget, and a walk that repeats hits under loop alone")
+def bench_loop_is_complete(context):
+    found = conforms(context.json("bench", "--synthetic", "llama:32MiB", "--dir", context.work, "--loop", "--rounds", "2", "--budget",
+                                  "16MiB", "--device", "cpu"), "bench-loop")
+    assert found["groups"] < found["tensors"] and found["budget_bytes"] == 16 << 20
+    assert [(way["policy"], way["ahead"]) for way in found["loops"]] == [("lru", 2), ("loop", 0), ("loop", 1), ("loop", 2)]
+    for way in found["loops"]:
+        assert way["peak_bytes"] <= found["budget_bytes"] and way["peak_device_bytes"] == 0
+        assert way["hits"] + way["joins"] + way["misses"] == found["groups"] * found["passes"], way
+        assert all(s["bytes"] >= found["bytes"] * found["passes"] for s in way["samples"])
+    assert found["loops"][1]["hits"] > 0 and found["loops"][1]["joins"] == 0
+    done = context.run("bench", "two", "--loop", "--budget", "1KiB", "--device", "cpu", rc=1)
+    assert b"more than the whole budget" in done.stderr, done.stderr
+
+
 @test("a synthetic checkpoint that is kept is sound")
 def synthetic_is_sound(context):
     for spec in ("llama:8MiB", "small:300x2KiB/3", "one:64KiB"):
