@@ -989,6 +989,75 @@ struct hr_store_reclaim_info {
  */
 HR_API int hr_store_reclaim(hr_store *store, struct hr_store_reclaim_info *out);
 
+/** How to get a model. */
+struct hr_store_get_opts {
+	size_t size; /**< HR_STORE_GET_OPTS_INIT sets it */
+	/** As in an import. */
+	int (*progress)(void *ctx, const struct hr_store_progress *progress);
+	void *progress_ctx; /**< first argument of `progress` */
+};
+/** Start value of a struct hr_store_get_opts: its size, all else zero. */
+#define HR_STORE_GET_OPTS_INIT {sizeof(struct hr_store_get_opts)}
+/**
+ * Writes all files of a model into a directory, as they were, which is made if it is not there. Every digest block and
+ * the SHA-256 of every file is checked on the way. Refuses to overwrite: HR_E_EXISTS. Errors: HR_E_NOTFOUND,
+ * HR_E_DIGEST, HR_E_CORRUPT, HR_E_STALE, HR_E_IO, HR_E_CANCELLED, HR_E_NOMEM. Blocks.
+ */
+HR_API int hr_store_get(hr_store *store, const char *model, const char *directory,
+			const struct hr_store_get_opts *opts);
+
+/**
+ * Writes the open generation's manifest as JSON, piece by piece, to `write`, which gives 0 or anything else to stop
+ * (HR_E_CANCELLED). It serves as a pin of this very generation; docs/store-format.md describes it.
+ */
+HR_API int hr_store_export(hr_store *store, int (*write)(void *ctx, const char *text, size_t bytes), void *ctx);
+
+/** hr_store_check_opts.flags: also read all objects and compare them with their digests and hashes. */
+#define HR_CHECK_DIGESTS 1u
+/** hr_store_check_opts.flags: rewrite lost copies of the label and of the newest root from the ones that are sound. */
+#define HR_CHECK_REPAIR 2u
+/** hr_store_check_opts.flags: if the newest generation's manifest is damaged, go back to the one before it. */
+#define HR_CHECK_ROLLBACK 4u
+/** hr_store_check_opts.flags: search the whole region for objects by their footers, whatever label and roots say. */
+#define HR_CHECK_SALVAGE 8u
+
+/** How to check. */
+struct hr_store_check_opts {
+	size_t size;    /**< HR_STORE_CHECK_OPTS_INIT sets it */
+	uint32_t flags; /**< HR_CHECK_* */
+	/** Called with each finding, a sentence; `is_bad` 1: something is damaged, 0: a note. NULL: nobody is told. */
+	void (*report)(void *ctx, uint32_t is_bad, const char *sentence);
+	void *report_ctx; /**< first argument of `report` */
+	/** With HR_CHECK_SALVAGE: a directory that objects whose hash is right are written to, named by it; NULL:
+	 * listed only. */
+	const char *salvage_to;
+	/** As in an import. */
+	int (*progress)(void *ctx, const struct hr_store_progress *progress);
+	void *progress_ctx; /**< first argument of `progress` */
+};
+/** Start value of a struct hr_store_check_opts: its size, all else zero. */
+#define HR_STORE_CHECK_OPTS_INIT {sizeof(struct hr_store_check_opts)}
+
+/** What a check found. */
+struct hr_store_check_info {
+	size_t size;            /**< HR_STORE_CHECK_INFO_INIT sets it */
+	uint64_t generation;    /**< that is the store's now; 0: none could be read */
+	uint64_t checked_bytes; /**< of objects */
+	uint32_t n_objects;     /**< looked at, or found by a salvage */
+	uint32_t n_bad;         /**< things that are damaged and were not repaired */
+	uint32_t n_repaired;    /**< things that were damaged and are not any more */
+	uint32_t n_salvaged;    /**< files that a salvage wrote */
+};
+/** Start value of a struct hr_store_check_info: its size, all else zero. */
+#define HR_STORE_CHECK_INFO_INIT {sizeof(struct hr_store_check_info)}
+/**
+ * Checks a store by its path: label, roots, manifest, footers, and what `opts` asks for. Gives 0 if it could be looked
+ * at: what was found is in `out`. Only HR_CHECK_REPAIR and HR_CHECK_ROLLBACK write to the region. Errors:
+ * HR_E_NOT_A_STORE, HR_E_LOCKED, HR_E_BUSY (a reader holds what would be gone back behind), HR_E_IO, HR_E_CANCELLED,
+ * HR_E_OPTS, HR_E_NOMEM. Blocks.
+ */
+HR_API int hr_store_check(const char *path, const struct hr_store_check_opts *opts, struct hr_store_check_info *out);
+
 /* --------------------------------------------------------------------------------- what happened, and why */
 
 /** Engines, as numbers in hr_stats. */

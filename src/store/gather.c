@@ -146,7 +146,7 @@ static int add_file(struct hr__gathered *gathered, char *path, char *name)
 struct walk {
 	struct hr__gathered *gathered;
 	const char *top; /* the directory that was named */
-	char **todo;     /* directories below it, relative; "" is itself */
+	char **below;    /* directories below it, relative; "" is itself */
 	uint32_t n, room;
 	/* The directory whose names are being listed. */
 	char **names;
@@ -209,7 +209,7 @@ static int visit(struct walk *walk, int fd, const char *below, const char *name)
 		hr__free(relative);
 		return code;
 	}
-	return push(&walk->todo, &walk->n, &walk->room, relative);
+	return push(&walk->below, &walk->n, &walk->room, relative);
 }
 
 static int list_one(struct walk *walk, const char *below)
@@ -243,17 +243,17 @@ static int list_one(struct walk *walk, const char *below)
 static int gather_directory(const char *path, struct hr__gathered *out)
 {
 	struct walk walk = {.gathered = out, .top = path};
-	int code = push(&walk.todo, &walk.n, &walk.room, hr__strdup(""));
+	int code = push(&walk.below, &walk.n, &walk.room, hr__strdup(""));
 
 	while (walk.n > 0) {
-		char *below = walk.todo[walk.n - 1];
+		char *below = walk.below[walk.n - 1];
 
 		walk.n--;
 		if (!code)
 			code = list_one(&walk, below);
 		hr__free(below);
 	}
-	hr__free(walk.todo);
+	hr__free(walk.below);
 	hr__free(walk.names);
 	if (!code && out->n == 0)
 		code = hr__fail_at(&(struct hr__where){.stage = "import", .path = path, .offset = HR_NO_OFFSET},

@@ -436,6 +436,20 @@ static int read_copy(struct hr__region *region, const struct hr__root *root, int
 	return 0;
 }
 
+int hr__body_check(struct hr__region *region, const struct hr__root *root, int copy, bool *is_right)
+{
+	size_t room = (size_t)hr__round_up(root->body_len, HR__RECORD_BYTES);
+	void *body;
+	int code = hr__region_memory(room, &body);
+
+	*is_right = false;
+	if (code)
+		return code;
+	code = read_copy(region, root, copy, body, is_right);
+	hr__region_memory_free(body, room);
+	return code;
+}
+
 int hr__manifest_read(struct hr__region *region, const struct hr__label *label, const struct hr__root *root,
 		      struct hr__manifest *out)
 {

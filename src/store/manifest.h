@@ -78,6 +78,8 @@ int hr__manifest_parse(uint8_t *body, size_t bytes, const struct hr__label *labe
 int hr__manifest_read(struct hr__region *region, const struct hr__label *label, const struct hr__root *root,
 		      struct hr__manifest *out);
 void hr__manifest_free(struct hr__manifest *manifest);
+/* Whether one copy of a root's body has its hash. HR_E_IO, HR_E_NOMEM, HR_E_REGION_CHANGED. */
+int hr__body_check(struct hr__region *region, const struct hr__root *root, int copy, bool *is_right);
 
 /* Records by number, which is in range. */
 void hr__manifest_object(const struct hr__manifest *manifest, uint32_t number, struct hr__object *out);
