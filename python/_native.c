@@ -196,6 +196,8 @@ static int close_parked(const struct parked *entry)
 		return hr_job_close(entry->job, 0);
 	if (entry->feed)
 		return hr_feed_close(entry->feed, 0);
+	if (entry->cache)
+		return hr_cache_close(entry->cache, 0);
 	return hr_loader_close(entry->loader, 0);
 }
 
@@ -287,6 +289,35 @@ PyObject *native_stats(const struct hr_stats *stats)
 	return dict;
 }
 
+PyObject *native_cache_stats(const struct hr_cache_stats *stats)
+{
+	static const struct {
+		const char *name;
+		size_t at;
+	} fields[] = {
+#define FIELD(name) {#name, offsetof(struct hr_cache_stats, name)}
+		FIELD(budget_bytes),   FIELD(used_bytes),        FIELD(pinned_bytes),    FIELD(free_bytes),
+		FIELD(peak_bytes),     FIELD(n_groups),          FIELD(n_pinned),        FIELD(n_hits),
+		FIELD(n_joins),        FIELD(n_misses),          FIELD(n_loads),         FIELD(n_failures),
+		FIELD(n_evictions),    FIELD(n_waits),           FIELD(n_prefetches),    FIELD(n_passed_over),
+		FIELD(hit_bytes),      FIELD(loaded_bytes),      FIELD(evicted_bytes),   FIELD(load_wait_ns),
+		FIELD(room_wait_ns),   FIELD(host_budget_bytes), FIELD(host_used_bytes), FIELD(host_peak_bytes),
+		FIELD(n_host_groups),  FIELD(n_host_hits),       FIELD(n_host_saves),    FIELD(n_host_evictions),
+		FIELD(host_hit_bytes),
+#undef FIELD
+	};
+	PyObject *dict = PyDict_New();
+
+	for (size_t i = 0; dict && i < sizeof(fields) / sizeof(fields[0]); i++) {
+		uint64_t value;
+
+		memcpy(&value, (const char *)stats + fields[i].at, sizeof(value));
+		if (!put(dict, fields[i].name, PyLong_FromUnsignedLongLong(value)))
+			Py_CLEAR(dict);
+	}
+	return dict;
+}
+
 /* Rows of what `headrace engines` prints: (kind, name, usable, reason). */
 static PyObject *probe(PyObject *module, PyObject *model_object)
 {
@@ -345,7 +376,10 @@ static int exec(PyObject *module)
 	    !add_type(module, &native->loader_type, &native_loader_spec) ||
 	    !add_type(module, &native->job_type, &native_job_spec) ||
 	    !add_type(module, &native->feed_type, &native_feed_spec) ||
-	    !add_type(module, &native->array_type, &native_array_spec))
+	    !add_type(module, &native->array_type, &native_array_spec) ||
+	    !add_type(module, &native->cache_type, &native_cache_spec) ||
+	    !add_type(module, &native->group_type, &native_group_spec) ||
+	    !add_type(module, &native->lease_type, &native_lease_spec))
 		return -1;
 	return PyModule_AddStringConstant(module, "version", hr_version());
 }
@@ -362,6 +396,9 @@ static int traverse(PyObject *module, visitproc visit, void *arg)
 	Py_VISIT((PyObject *)native->job_type);
 	Py_VISIT((PyObject *)native->feed_type);
 	Py_VISIT((PyObject *)native->array_type);
+	Py_VISIT((PyObject *)native->cache_type);
+	Py_VISIT((PyObject *)native->group_type);
+	Py_VISIT((PyObject *)native->lease_type);
 	Py_VISIT((PyObject *)native->tensor_type);
 	Py_VISIT((PyObject *)native->shard_type);
 	return 0;
@@ -379,6 +416,9 @@ static int clear(PyObject *module)
 	Py_CLEAR(native->job_type);
 	Py_CLEAR(native->feed_type);
 	Py_CLEAR(native->array_type);
+	Py_CLEAR(native->cache_type);
+	Py_CLEAR(native->group_type);
+	Py_CLEAR(native->lease_type);
 	Py_CLEAR(native->tensor_type);
 	Py_CLEAR(native->shard_type);
 	return 0;

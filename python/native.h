@@ -23,11 +23,12 @@
 /* How long a wait lasts before signals are looked for. */
 #define SLICE_MS 50u
 
-/* A job or feed that was dropped before it could be closed, or a loader that had something in flight. */
+/* A job, feed or cache that was dropped before it could be closed, or a loader that had something in flight. */
 struct parked {
 	struct parked *next;
 	hr_job *job;
 	hr_feed *feed;
+	hr_cache *cache;
 	hr_loader *loader;
 	PyObject *keep;  /* memory that the job may still write */
 	PyObject *owner; /* what the handle was opened with */
@@ -37,6 +38,7 @@ struct parked {
 struct native {
 	PyObject *make_error; /* headrace._errors.make */
 	PyTypeObject *model_type, *loader_type, *job_type, *feed_type, *array_type;
+	PyTypeObject *cache_type, *group_type, *lease_type;
 	PyTypeObject *tensor_type, *shard_type; /* struct sequences */
 	struct parked *parked;
 };
@@ -48,12 +50,16 @@ struct model_object {
 	PyObject *tensors;
 };
 
+struct hooks; /* where device memory comes from, if from Python */
+
 struct loader_object {
 	PyObject_HEAD struct native *native;
 	hr_loader *loader; /* NULL after close() */
 	hr_device *device;
+	struct hooks *hooks; /* or NULL */
 	char device_name[16];
 	unsigned users;
+	unsigned n_caches; /* that are open: they keep it from being closed */
 	bool closing;
 };
 
@@ -87,6 +93,27 @@ extern PyType_Spec native_array_spec;
 /* Takes the buffer over, whatever the outcome. */
 PyObject *native_array(const struct native *native, const struct hr_tensor *tensor, hr_buffer *buffer,
 		       const char *device);
+/* The same for a part of a buffer. */
+struct array_part {
+	uint64_t offset; /* where it begins */
+	bool is_shared;  /* others see the same memory: it is shown read-only */
+};
+PyObject *native_array_part(const struct native *native, const struct hr_tensor *tensor, hr_buffer *buffer,
+			    const char *device, const struct array_part *part);
+
+/* In native_group.c, native_cache.c */
+extern PyType_Spec native_group_spec, native_lease_spec, native_cache_spec;
+PyObject *native_group(const struct native *native, PyObject *model, PyObject *names);
+hr_group *native_group_handle(const struct native *native, PyObject *object);
+/* Takes the buffer over, whatever the outcome. */
+PyObject *native_lease(const struct native *native, PyObject *group, hr_buffer *buffer, const char *device);
+PyObject *native_loader_cache(struct loader_object *self, PyObject *args, PyObject *kwargs);
+
+/* In native_hooks.c. Sets the options' allocator to two Python functions; None twice: leaves them alone. */
+bool native_hooks(PyObject *alloc, PyObject *release, struct hr_loader_opts *opts, struct hooks **out);
+void native_hooks_drop(struct hooks *hooks);
+/* With an exception set: what alloc raised becomes its cause. */
+void native_hooks_cause(struct hooks *hooks);
 
 /* In native_loader.c, native_job.c, native_feed.c */
 extern PyType_Spec native_loader_spec, native_job_spec, native_feed_spec;
@@ -105,6 +132,7 @@ PyObject *native_fail(const struct native *native);
 PyObject *native_fail_with(const struct native *native, int code, const char *message);
 struct native *native_of(PyTypeObject *type);
 PyObject *native_stats(const struct hr_stats *stats);
+PyObject *native_cache_stats(const struct hr_cache_stats *stats);
 bool native_size(PyObject *value, uint64_t *out);
 /* Seconds, or None for ever (then a negative number). */
 bool native_seconds(PyObject *value, double *out);

@@ -23,6 +23,8 @@
 struct array_object {
 	PyObject_HEAD struct native *native;
 	hr_buffer *buffer;
+	uint64_t offset; /* where in the buffer it begins */
+	bool is_shared;  /* others see the same memory: it is shown read-only */
 	uint64_t bytes;
 	struct dl_device device;
 	uint32_t dtype;
@@ -34,6 +36,12 @@ struct array_object {
 PyObject *native_array(const struct native *native, const struct hr_tensor *tensor, hr_buffer *buffer,
 		       const char *device)
 {
+	return native_array_part(native, tensor, buffer, device, &(struct array_part){0});
+}
+
+PyObject *native_array_part(const struct native *native, const struct hr_tensor *tensor, hr_buffer *buffer,
+			    const char *device, const struct array_part *part)
+{
 	struct array_object *self = PyObject_New(struct array_object, native->array_type);
 	Py_ssize_t stride = (Py_ssize_t)hr_dtype_bits(tensor->dtype) / 8;
 
@@ -43,6 +51,8 @@ PyObject *native_array(const struct native *native, const struct hr_tensor *tens
 	}
 	self->native = (struct native *)native;
 	self->buffer = buffer;
+	self->offset = part->offset;
+	self->is_shared = part->is_shared;
 	self->bytes = tensor->bytes;
 	self->device.device_type = strncmp(device, "cuda", 4) ? DL_CPU : DL_CUDA;
 	self->device.device_id = self->device.device_type == DL_CUDA && strlen(device) > 5
@@ -86,12 +96,12 @@ static void dealloc(struct array_object *self)
 
 static bool is_read_only(const struct array_object *self)
 {
-	return hr_buffer_flags(self->buffer) & HR_BUFFER_READ_ONLY;
+	return self->is_shared || hr_buffer_flags(self->buffer) & HR_BUFFER_READ_ONLY;
 }
 
 static void *data_of(const struct array_object *self)
 {
-	return self->bytes ? hr_buffer_data(self->buffer) : NULL;
+	return self->bytes ? (char *)hr_buffer_data(self->buffer) + self->offset : NULL;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -264,7 +274,7 @@ static struct exported *export_new(struct array_object *self, void *stream, bool
 	exported->device_type = self->device.device_type;
 	exported->stream = stream;
 	if (exported->copy) {
-		Py_BEGIN_ALLOW_THREADS rc = hr_buffer_read(self->buffer, 0, exported->copy, self->bytes);
+		Py_BEGIN_ALLOW_THREADS rc = hr_buffer_read(self->buffer, self->offset, exported->copy, self->bytes);
 		Py_END_ALLOW_THREADS
 	} else if (!copy) {
 		exported->buffer = hr_buffer_acquire(self->buffer);
@@ -301,7 +311,7 @@ static PyObject *dlpack(struct array_object *self, PyObject *args, PyObject *kwa
 	if (is_read_only(self) && !copy && major < 1) {
 		PyErr_SetString(
 			PyExc_BufferError,
-			"this tensor is mapped and may only be read, which the older form of DLPack cannot say: ask for "
+			"this tensor is mapped or a cache's and may only be read, which the older form of DLPack cannot say: ask for "
 			"max_version=(1, 0) or for a copy");
 		return NULL;
 	}
@@ -369,7 +379,7 @@ static int get_buffer(struct array_object *self, Py_buffer *view, int flags)
 		return -1;
 	}
 	if (read_only && (flags & PyBUF_WRITABLE)) {
-		PyErr_SetString(PyExc_BufferError, "this tensor is mapped and may only be read");
+		PyErr_SetString(PyExc_BufferError, "this tensor is mapped or a cache's and may only be read");
 		return -1;
 	}
 	if (!(flags & PyBUF_ND) || !format)
@@ -449,7 +459,7 @@ static PyObject *tobytes(struct array_object *self, PyObject *unused)
 	if (!bytes)
 		return NULL;
 	to = PyBytes_AsString(bytes);
-	Py_BEGIN_ALLOW_THREADS rc = self->bytes ? hr_buffer_read(self->buffer, 0, to, self->bytes) : 0;
+	Py_BEGIN_ALLOW_THREADS rc = self->bytes ? hr_buffer_read(self->buffer, self->offset, to, self->bytes) : 0;
 	Py_END_ALLOW_THREADS if (!rc) return bytes;
 	Py_DECREF(bytes);
 	return native_fail(self->native);

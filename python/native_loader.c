@@ -55,17 +55,18 @@ static int open_both(struct loader_object *self, const char *device, const struc
 
 static PyObject *new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *keywords[] = {"device",  "staging_bytes", "slot_bytes", "engine",
-				   "caching", "readers",       "cufile",     NULL};
+	static char *keywords[] = {"device",  "staging_bytes", "slot_bytes", "engine",  "caching",
+				   "readers", "cufile",        "alloc",      "release", NULL};
 	struct native *native = native_of(type);
-	PyObject *staging = Py_None, *slot = Py_None, *readers = Py_None;
+	PyObject *staging = Py_None, *slot = Py_None, *readers = Py_None, *alloc = Py_None, *release = Py_None;
 	const char *device = "cpu", *engine = NULL, *caching = "auto", *cufile = "direct";
 	struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
 	struct loader_object *self;
+	struct hooks *hooks;
 	unsigned long n = 0;
 
-	if (!native || !PyArg_ParseTupleAndKeywords(args, kwargs, "|s$OOzsOs:Loader", keywords, &device, &staging,
-						    &slot, &engine, &caching, &readers, &cufile))
+	if (!native || !PyArg_ParseTupleAndKeywords(args, kwargs, "|s$OOzsOsOO:Loader", keywords, &device, &staging,
+						    &slot, &engine, &caching, &readers, &cufile, &alloc, &release))
 		return NULL;
 	if (!native_size(staging, &opts.staging_bytes) || !native_size(slot, &opts.slot_bytes) ||
 	    !caching_of(caching, &opts.caching))
@@ -84,13 +85,19 @@ static PyObject *new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	else if (strcmp(cufile, "direct") != 0)
 		return PyErr_Format(PyExc_ValueError, "cufile is \"%s\": use \"direct\" or \"compat\"", cufile);
 	native_unpark(native);
-	self = PyObject_New(struct loader_object, type);
-	if (!self)
+	if (!native_hooks(alloc, release, &opts, &hooks))
 		return NULL;
+	self = PyObject_New(struct loader_object, type);
+	if (!self) {
+		native_hooks_drop(hooks);
+		return NULL;
+	}
 	self->native = native;
 	self->loader = NULL;
 	self->device = NULL;
+	self->hooks = hooks;
 	self->users = 0;
+	self->n_caches = 0;
 	self->closing = false;
 	if (open_both(self, device, &opts) == 0)
 		return (PyObject *)self;
@@ -108,6 +115,7 @@ static void dealloc(struct loader_object *self)
 	if (self->loader && hr_loader_close(self->loader, 0) == HR_E_BUSY)
 		native_park(self->native, &parked);
 	hr_device_close(self->device);
+	native_hooks_drop(self->hooks);
 	PyObject_Free(self);
 	Py_DECREF(type);
 }
@@ -295,6 +303,9 @@ static PyObject *close_loader(struct loader_object *self, PyObject *args, PyObje
 		return NULL;
 	if (!self->loader)
 		Py_RETURN_NONE;
+	if (self->n_caches)
+		return native_fail_with(self->native, HR_E_BUSY,
+					"a cache is open on this loader: close the cache first");
 	if (self->closing)
 		return native_fail_with(self->native, HR_E_BUSY, "another thread is closing this loader");
 	self->closing = true;
@@ -354,6 +365,9 @@ static PyMethodDef methods[] = {
 	 "feed($self, model, names=None, *, given_order=False, wait_stream=0, signal_stream=0, io_timeout=None)\n--\n\n"
 	 "An iterator of (TensorInfo, Array) with bounded look-ahead: reading goes on in the pool while you use what came.\n\n"
 	 "names: names or numbers; None: all. They come in file order, unless given_order is set."},
+	{"cache", (PyCFunction)(void (*)(void))native_loader_cache, METH_VARARGS | METH_KEYWORDS,
+	 "cache($self, budget, policy=\"lru\", host_budget=None, granularity=None, io_timeout=None, n_events=0)\n--\n\n"
+	 "The native part of a headrace.Cache, which is what to use."},
 	{"stats", (PyCFunction)(void (*)(void))stats, METH_NOARGS,
 	 "stats($self)\n--\n\nAll that this loader ever did, as a dict: bytes, times in ns, reads by engine, memory."},
 	{"close", (PyCFunction)(void (*)(void))close_loader, METH_VARARGS | METH_KEYWORDS,
@@ -378,7 +392,7 @@ static PyType_Slot slots[] = {
 	{Py_tp_getset, properties},
 	{Py_tp_doc,
 	 "Loader(device=\"cpu\", *, staging_bytes=None, slot_bytes=None, engine=None, caching=\"auto\", readers=None, "
-	 "cufile=\"direct\")\n--\n\n"
+	 "cufile=\"direct\", alloc=None, release=None)\n--\n\n"
 	 "The thing that moves bytes: one device, one pool of staging memory, and threads. Good in any thread, for any number\n"
 	 "of models; not in a forked child.\n\n"
 	 "device: \"cpu\", \"cuda\" or \"cuda:N\".\n"
@@ -387,7 +401,10 @@ static PyType_Slot slots[] = {
 	 "engine: \"pread\", \"uring\", \"mapped\", \"cufile\"; one asked for by name works or fails. None: chosen for each range.\n"
 	 "caching: \"fill\" reads through the page cache, \"bypass\" around it; \"auto\" decides for each range.\n"
 	 "readers: threads for blocking reads.\n"
-	 "cufile: with engine=\"cufile\", whether its library may read through host memory: \"compat\"."},
+	 "cufile: with engine=\"cufile\", whether its library may read through host memory: \"compat\".\n"
+	 "alloc, release: where device memory of tensors comes from, instead of headrace's own pool: alloc(nbytes, align, stream) gives\n"
+	 "an address, or None; release(address, nbytes, stream) takes it back. stream: CUDA's, as int, that uses it first or last; 0:\n"
+	 "none. They run on a thread that is inside a call of this loader's, or where the last owner of memory drops it."},
 	{0, NULL},
 };
 

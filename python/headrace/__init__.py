@@ -17,24 +17,29 @@ imported unless it is asked for.
 from __future__ import annotations
 
 from headrace._errors import Error, SourceNotFound, TensorNotFound, Unfinished
-from headrace._native import Array, Feed, Job, Loader, Model, ShardInfo, TensorInfo, open, parse_size, probe
+from headrace._native import Array, Feed, Group, Job, Lease, Loader, Model, ShardInfo, TensorInfo, open, parse_size, probe
 from headrace._native import version as __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from headrace._cache import Cache
+    from headrace._lazy import LazyModel
+    from headrace._lazy_loader import LazyModelLoader
     from headrace._load import feed, load
     from headrace._safe_open import safe_open
     from headrace._safetensor_error import SafetensorError
 
 __all__ = [
-    "Array", "Error", "Feed", "Job", "Loader", "Model", "SafetensorError", "ShardInfo", "SourceNotFound", "TensorInfo", "TensorNotFound",
+    "Array", "Cache", "Error", "Feed", "Group", "Job", "LazyModel", "LazyModelLoader", "Lease",
+    "Loader", "Model", "SafetensorError", "ShardInfo", "SourceNotFound", "TensorInfo", "TensorNotFound",
     "Unfinished", "feed", "load", "open", "parse_size", "probe", "safe_open",
 ]  # fmt: skip
 
 # What is imported when it is first used, so that `import headrace` stays quick.
 _LATER = {
     "feed": "headrace._load", "load": "headrace._load", "safe_open": "headrace._safe_open",
-    "SafetensorError": "headrace._safetensor_error",
+    "SafetensorError": "headrace._safetensor_error", "Cache": "headrace._cache", "LazyModel": "headrace._lazy",
+    "LazyModelLoader": "headrace._lazy_loader",
 }  # fmt: skip
 
 
