@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drop-in for safetensors.torch, as far as it loads: `from headrace.torch import load_file`. To save, use safetensors itself."""
+"""A drop-in for safetensors.torch, as far as it loads: `from headrace.torch import load_file`. To save, use safetensors itself.
+
+And attach() and detach(): any module with its weights in memory only around the forwards that need them.
+"""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headrace._pager import Attachment, attach, detach
 from headrace._safe_open import safe_open
+from headrace._torch_memory import allocator
+from headrace._weights import LazyWeight
 from headrace.numpy import in_memory
 
 if TYPE_CHECKING:
     from headrace._safe_open import Name
 
-__all__ = ["load", "load_file", "load_model", "safe_open"]
+__all__ = ["Attachment", "LazyWeight", "allocator", "attach", "detach", "load", "load_file", "load_model", "safe_open"]
 
 
 def load_file(filename: Name, device: Any = "cpu", *, backend: str | None = None, **loader_options: Any) -> dict[str, Any]:
