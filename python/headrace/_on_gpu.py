@@ -7,13 +7,17 @@ one another are views of shared blocks, cut by as few calls as there are kinds o
 - What torch cannot hold is told before anything is read.
 - Nothing but the job writes a block, and it is kept alive by the job and by each of its tensors.
 - Some windows of tensors are on their way while one is handed out.
+- Memory is taken and jobs are started on the caller's thread, since torch's current device and stream belong to a thread. To cut a
+  block needs neither: torch does most of it without the interpreter's lock, so where there are many tensors threads help.
 """
 from __future__ import annotations
 
 import gc
 import time
 from collections import deque
-from typing import Any, Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, Iterator, Sequence
 
 from headrace import _convert
 from headrace import _native as native
@@ -21,8 +25,11 @@ from headrace import _native as native
 SMALL_BYTES = 1 << 20  #: from here on a tensor has memory of its own
 BLOCK_BYTES = 16 << 20  #: what small ones share at most
 WINDOW_BYTES = 32 << 20  #: what one job fetches, or one large tensor
-WINDOWS_AHEAD = 2
+AHEAD_BYTES = 192 << 20  #: on their way at most, unless one window is more: so that taking memory does not keep the link waiting
+CUTTERS = 2  #: threads that cut blocks, from so many tensors on
+CUTTERS_FROM = 4096
 
+Made = tuple[list[str], "Future[list[Any]] | list[Any]"]  #: names and tensors of one block, cut or being cut
 Cut = tuple[list[str], list[Any]]  #: names and tensors of one block
 Pairs = Iterator[tuple[str, Any]]
 Check = Callable[[str, tuple[int, ...], str], None]
@@ -88,8 +95,8 @@ def cuts(
             if check:
                 check(dtype, shape, block_names[at])
             _convert.torch_dtype_and_shape(dtype, shape)
-    return _arriving(model, loader, _windows(blocks, window_bytes or WINDOW_BYTES))
-
+    many = sum(len(block[1]) for block in blocks) >= CUTTERS_FROM
+    return _arriving(model, loader, _windows(blocks, window_bytes or WINDOW_BYTES), CUTTERS if many else 0)
 
 def _flat(blocks: Iterator[Cut]) -> Pairs:
     for names, cut in blocks:
@@ -111,46 +118,59 @@ def _windows(blocks: list[native.Block], window_bytes: int) -> Iterator[list[nat
         yield group
 
 
-def _arriving(model: native.Model, loader: native.Loader, windows: Iterator[list[native.Block]]) -> Iterator[Cut]:
-    ahead: deque[tuple[deque[Cut], native.Job | None]] = deque()
-    try:
-        for window in windows:
-            ahead.append(_start(model, loader, window))
-            if len(ahead) > WINDOWS_AHEAD:
-                yield from _arrived(*ahead.popleft())
-        while ahead:
-            yield from _arrived(*ahead.popleft())
-    finally:
-        for _, job in ahead:
-            if job is not None:
-                job.close()
+def _arriving(model: native.Model, loader: native.Loader, windows: Iterator[list[native.Block]], n_cutters: int) -> Iterator[Cut]:
+    ahead: deque[tuple[int, deque[Made], native.Job | None]] = deque()
+    ahead_bytes = 0
+    cutters: ContextManager[Executor | None] = ThreadPoolExecutor(n_cutters) if n_cutters else nullcontext()
+    with cutters as pool:
+        try:
+            for window in windows:
+                n_bytes = sum(block[0] for block in window)
+                while len(ahead) > 1 and ahead_bytes + n_bytes > AHEAD_BYTES:
+                    ahead_bytes -= ahead[0][0]
+                    yield from _arrived(*ahead.popleft()[1:])
+                ahead.append((n_bytes, *_start(model, loader, window, pool)))
+                ahead_bytes += n_bytes
+            while ahead:
+                yield from _arrived(*ahead.popleft()[1:])
+        finally:
+            for _, _, job in ahead:
+                if job is not None:
+                    job.close()
 
 
-def _start(model: native.Model, loader: native.Loader, window: list[native.Block]) -> tuple[deque[Cut], native.Job | None]:
+def _start(
+    model: native.Model, loader: native.Loader, window: list[native.Block], pool: Executor | None
+) -> tuple[deque[Made], native.Job | None]:
+    """Starts the window's reads first: cutting its blocks need not keep the link waiting."""
     import torch
 
     device = torch.device(loader.device)
-    made: deque[Cut] = deque()
-    reads: list[tuple[bytes, int, int]] = []
-    for n_bytes, names, places, runs in window:
-        address, cut = _made(torch, n_bytes, names, runs, device)
-        made.append((names, cut))
-        if places:
-            reads.append((places, address, n_bytes))
-    if not reads:
-        return made, None
-    stream = 0 if device.type == "cpu" else torch.cuda.current_stream(device).cuda_stream or 1
-    return made, loader.start(model, reads, keep=list(made), wait_stream=stream, signal_stream=stream)
+    memory = [_memory(torch, n_bytes, names, runs, device) for n_bytes, names, _, runs in window]
+    reads = [(places, whole.data_ptr(), n_bytes) for (n_bytes, _, places, _), whole in zip(window, memory) if places]
+    job = None
+    if reads:
+        stream = 0 if device.type == "cpu" else torch.cuda.current_stream(device).cuda_stream or 1
+        job = loader.start(model, reads, keep=memory, wait_stream=stream, signal_stream=stream)
+    made: deque[Made] = deque()
+    for (_, names, _, runs), whole in zip(window, memory):
+        if len(names) == 1:
+            made.append((names, [whole]))
+        else:
+            made.append((names, pool.submit(_cut, whole, len(names), runs) if pool else _cut(whole, len(names), runs)))
+    return made, job
 
 
-def _made(torch: Any, n_bytes: int, names: list[str], runs: list[native.Run], device: Any) -> tuple[int, list[Any]]:
-    """New memory for a block: its address, and the tensors there."""
-    if len(names) == 1:
-        dtype, shape = _convert.torch_dtype_and_shape(*runs[0][:2])
-        tensor = torch.empty(shape, dtype=dtype, device=device)
-        return tensor.data_ptr(), [tensor]
-    memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
-    cut: list[Any] = [None] * len(names)
+def _memory(torch: Any, n_bytes: int, names: list[str], runs: list[native.Run], device: Any) -> Any:
+    """New memory for a block: the tensor itself where there is only one."""
+    if len(names) > 1:
+        return torch.empty(n_bytes, dtype=torch.uint8, device=device)
+    dtype, shape = _convert.torch_dtype_and_shape(*runs[0][:2])
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _cut(memory: Any, n: int, runs: list[native.Run]) -> list[Any]:
+    cut: list[Any] = [None] * n
     typed: dict[str, Any] = {}
     for kind, full_shape, first, step, at, stride, count in runs:
         dtype, shape = _convert.torch_dtype_and_shape(kind, full_shape)
@@ -164,15 +184,17 @@ def _made(torch: Any, n_bytes: int, names: list[str], runs: list[native.Run], de
             reach *= size
         every = flat.as_strided((count, *shape), (step // item, *reversed(strides)), first // item)
         cut[at : at + (count - 1) * stride + 1 : stride] = every.unbind(0)
-    return memory.data_ptr(), cut
+    return cut
 
 
-def _arrived(made: deque[Cut], job: native.Job | None) -> Iterator[Cut]:
+def _arrived(made: deque[Made], job: native.Job | None) -> Iterator[Cut]:
     if job is not None:
         try:
             job.wait()
         finally:
             job.close()
-    job = None  # it keeps the tensors alive
+    job = None  # it keeps the memory alive
     while made:
-        yield made.popleft()
+        names, cut = made.popleft()
+        yield names, cut.result() if isinstance(cut, Future) else cut
+        del cut

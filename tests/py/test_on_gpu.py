@@ -26,6 +26,7 @@ def bytes_of(tensor):
 @pytest.mark.parametrize("seed", range(12))
 def test_all_tensors_are_right_and_stay_so(tmp_path, monkeypatch, seed, share_blocks):
     monkeypatch.setattr(_on_gpu, "WINDOW_BYTES", (1, 700, 1 << 20)[seed % 3])
+    monkeypatch.setattr(_on_gpu, "CUTTERS_FROM", (0, 4096)[seed % 2])
     model, content = test_blocks.model_of(tmp_path / "model", seed)
     with torch.device("meta"), headrace.Loader("cpu", staging_bytes="1MiB") as loader:
         found = _on_gpu.gathered(model, loader, share_blocks=share_blocks, block_bytes=4096)
@@ -83,6 +84,7 @@ def test_the_collector_is_held_back_only_while_a_dict_is_filled(loader, tmp_path
 def test_the_collector_gets_its_turn_in_a_long_load(loader, tmp_path, monkeypatch):
     checkpoints.write(tmp_path / "a.safetensors", [checkpoints.tensor(f"t{i}", "U8", [16], i % 250) for i in range(4000)])
     monkeypatch.setattr(_on_gpu, "NO_COLLECTION_SECONDS", 0)
+    monkeypatch.setattr(_on_gpu, "AHEAD_BYTES", 1)
     seen = []
     gc.callbacks.append(lambda phase, _: seen.append(phase))
     try:
