@@ -24,8 +24,9 @@ from headrace import _native as native
 
 SMALL_BYTES = 1 << 20  #: from here on a tensor has memory of its own
 BLOCK_BYTES = 16 << 20  #: what small ones share at most
-WINDOW_BYTES = 32 << 20  #: what one job fetches, or one large tensor
-AHEAD_BYTES = 192 << 20  #: on their way at most, unless one window is more: so that taking memory does not keep the link waiting
+WINDOW_BYTES = 64 << 20  #: what one job fetches, or one large tensor
+AHEAD_BYTES = 128 << 20  #: on their way at most, unless two windows are more
+KEPT_AHEAD_BYTES = 384 << 20  #: ... where all are kept: so that taking memory does not keep the link waiting
 CUTTERS = 2  #: threads that cut blocks, from so many tensors on
 CUTTERS_FROM = 4096
 
@@ -57,7 +58,7 @@ def gathered(
     try:
         gc.disable()
         since = time.monotonic()
-        for block_names, cut in cuts(model, loader, names, **how):
+        for block_names, cut in cuts(model, loader, names, ahead_bytes=KEPT_AHEAD_BYTES, **how):
             found.update(zip(block_names, cut))
             if was_enabled and time.monotonic() - since > NO_COLLECTION_SECONDS:
                 gc.enable()
@@ -86,6 +87,7 @@ def cuts(
     share_blocks: bool = True,
     block_bytes: int = BLOCK_BYTES,
     window_bytes: int = 0,
+    ahead_bytes: int = 0,
     check: Check | None = None,
 ) -> Iterator[Cut]:
     """The tensors block by block. check(dtype, shape, name): raises what cannot be held, before anything is read."""
@@ -96,7 +98,8 @@ def cuts(
                 check(dtype, shape, block_names[at])
             _convert.torch_dtype_and_shape(dtype, shape)
     many = sum(len(block[1]) for block in blocks) >= CUTTERS_FROM
-    return _arriving(model, loader, _windows(blocks, window_bytes or WINDOW_BYTES), CUTTERS if many else 0)
+    windows = _windows(blocks, window_bytes or WINDOW_BYTES)
+    return _arriving(model, loader, windows, ahead_bytes or AHEAD_BYTES, CUTTERS if many else 0)
 
 def _flat(blocks: Iterator[Cut]) -> Pairs:
     for names, cut in blocks:
@@ -118,7 +121,9 @@ def _windows(blocks: list[native.Block], window_bytes: int) -> Iterator[list[nat
         yield group
 
 
-def _arriving(model: native.Model, loader: native.Loader, windows: Iterator[list[native.Block]], n_cutters: int) -> Iterator[Cut]:
+def _arriving(
+    model: native.Model, loader: native.Loader, windows: Iterator[list[native.Block]], most_bytes: int, n_cutters: int
+) -> Iterator[Cut]:
     ahead: deque[tuple[int, deque[Made], native.Job | None]] = deque()
     ahead_bytes = 0
     cutters: ContextManager[Executor | None] = ThreadPoolExecutor(n_cutters) if n_cutters else nullcontext()
@@ -126,7 +131,7 @@ def _arriving(model: native.Model, loader: native.Loader, windows: Iterator[list
         try:
             for window in windows:
                 n_bytes = sum(block[0] for block in window)
-                while len(ahead) > 1 and ahead_bytes + n_bytes > AHEAD_BYTES:
+                while len(ahead) > 1 and ahead_bytes + n_bytes > most_bytes:
                     ahead_bytes -= ahead[0][0]
                     yield from _arrived(*ahead.popleft()[1:])
                 ahead.append((n_bytes, *_start(model, loader, window, pool)))

@@ -84,7 +84,7 @@ def test_the_collector_is_held_back_only_while_a_dict_is_filled(loader, tmp_path
 def test_the_collector_gets_its_turn_in_a_long_load(loader, tmp_path, monkeypatch):
     checkpoints.write(tmp_path / "a.safetensors", [checkpoints.tensor(f"t{i}", "U8", [16], i % 250) for i in range(4000)])
     monkeypatch.setattr(_on_gpu, "NO_COLLECTION_SECONDS", 0)
-    monkeypatch.setattr(_on_gpu, "AHEAD_BYTES", 1)
+    monkeypatch.setattr(_on_gpu, "KEPT_AHEAD_BYTES", 1)
     seen = []
     gc.callbacks.append(lambda phase, _: seen.append(phase))
     try:
