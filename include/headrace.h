@@ -362,7 +362,9 @@ struct hr_loader_opts {
 	 * HR_MIN_SLOT_BYTES, and at least two must fit into the pool. */
 	uint64_t slot_bytes;
 	/** NULL or "auto": bytes that are in the page cache by "pread", cold ones by "uring" or, where that
-	 * is not allowed, "pread". An engine asked for by name never falls back: it works or fails. */
+	 * is not allowed, "pread". An engine asked for by name never falls back: it works or fails. "mapped"
+	 * (GPUs only) reads nothing: it registers windows of the page cache's own pages, of `slot_bytes` each and
+	 * `staging_bytes` in all, by one thread unless `readers` says more; four of them by default. */
 	const char *engine;
 	uint32_t caching; /**< HR_CACHING_* */
 	/** Threads for blocking reads. Default: as many as the process may use CPUs for (affinity, cgroup

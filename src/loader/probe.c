@@ -25,6 +25,19 @@ static void add(struct rows *rows, const char *kind, const char *name, bool usab
 	rows->n_found++;
 }
 
+/* Whether there is a device that is no host memory; if not, why. */
+static bool has_gpu(char *reason, size_t reason_bytes)
+{
+	struct hr__device_error error = {.reason = "no device of another kind than cpu is there"};
+	int n = 0;
+
+	for (const struct hr__device_ops *const *ops = hr__devices(); *ops; ops++)
+		if (!((*ops)->caps & HR__DEVICE_HOST) && (*ops)->probe(&n, NULL, 0, &error) == 0)
+			return true;
+	snprintf(reason, reason_bytes, "it feeds GPUs only: %.180s", error.reason);
+	return false;
+}
+
 /* What an engine does here, with the model's first file in view. */
 static void describe_engine(const struct hr__engine_ops *ops, const struct hr__file *file, char *out, size_t out_bytes)
 {
@@ -33,7 +46,12 @@ static void describe_engine(const struct hr__engine_ops *ops, const struct hr__f
 	const char *fs = file ? hr__os_fs_name(file->fs_magic) : NULL;
 	char text[64];
 
-	if (!file)
+	if (ops->staging == HR__STAGING_WINDOW)
+		snprintf(
+			out, out_bytes,
+			"only when asked for: one core registers the page cache's own pages with the GPU, which fetches them, and "
+			"whose other users wait meanwhile");
+	else if (!file)
 		snprintf(out, out_bytes, "%s; this process may use %u CPUs", kind, hr__os_cpus());
 	else if (file->direct_fd >= 0)
 		snprintf(out, out_bytes, "%s; O_DIRECT with %u byte blocks on %s", kind, file->offset_align,
@@ -51,6 +69,8 @@ static void add_engines(struct rows *rows, const struct hr__file *file)
 
 		if (!hr_engine_name((*ops)->id) || strcmp(hr_engine_name((*ops)->id), (*ops)->name) != 0)
 			continue; /* a test's */
+		if (usable && (*ops)->staging != HR__STAGING_HOST)
+			usable = has_gpu(reason, sizeof(reason));
 		if (usable)
 			describe_engine(*ops, file, reason, sizeof(reason));
 		add(rows, "engine", (*ops)->name, usable, reason);

@@ -136,6 +136,18 @@ static void run_feed(const struct scenario *s, hr_loader *loader, hr_model *mode
 	}
 }
 
+static void map_one(const struct scenario *s, hr_model *model)
+{
+	struct hr_map_opts opts = HR_MAP_OPTS_INIT;
+	hr_buffer *buffer = NULL;
+
+	opts.flags = HR_MAP_POPULATE;
+	if (TRY(hr_map(model, 5, &opts, &buffer), buffer)) {
+		check_buffer(s, 5, buffer);
+		hr_buffer_release(buffer);
+	}
+}
+
 static void use_loader(const struct scenario *s, hr_loader *loader, hr_model *model)
 {
 	struct hr_stats stats = HR_STATS_INIT;
@@ -149,6 +161,7 @@ static void use_loader(const struct scenario *s, hr_loader *loader, hr_model *mo
 		check_buffer(s, 5, buffer);
 		hr_buffer_release(buffer);
 	}
+	map_one(s, model);
 	TRY(hr_plan(loader, model, &read, 1, &info), NULL);
 	TRY(hr_loader_stats(loader, &stats), NULL);
 }
@@ -290,7 +303,8 @@ static void until_it_is_not_met(struct scenario *s, uint64_t step)
 
 static void on_device(const char *device, const char *point, int errno_value)
 {
-	const char *engines[] = {NULL, "pread", "uring"}, *only = getenv("HR_TEST_ENGINE");
+	const char *engines[] = {NULL, "pread", "uring", "mapped"}, *only = getenv("HR_TEST_ENGINE");
+	size_t n_engines = only ? 1 : strcmp(device, "cpu") == 0 ? 3 : 4;
 	int there = in_child(is_there, (void *)(uintptr_t)device);
 	uint64_t step = getenv("HR_OOM_ALL")                                 ? 1
 			: there == 2                                         ? 41
@@ -306,7 +320,7 @@ static void on_device(const char *device, const char *point, int errno_value)
 	bed_open(&bed, 3, N_TENSORS, 150000);
 	write_index(&bed);
 	engines[0] = only;
-	for (size_t e = 0; e < (only ? 1 : 3); e++) {
+	for (size_t e = 0; e < n_engines; e++) {
 		struct scenario s = {.dir = bed.dir,
 				     .device = device,
 				     .engine = engines[e],
