@@ -9,6 +9,8 @@ static const struct cli_option options[] = {
 	 CLI_TEXT, 0},
 	{"staging", "SIZE", "the staging memory that is planned with (default 64MiB)", NULL, CLI_FIELD(staging_bytes),
 	 CLI_SIZE, 0},
+	{"cufile", "HOW", "engine cufile: direct, or compat to allow reads through host memory (default direct)",
+	 "direct|compat", CLI_FIELD(cufile), CLI_CHOICE, 0},
 	{"trial", NULL, "also load a sample of the model in every way, and say which is best", NULL, CLI_FIELD(trial),
 	 CLI_FLAG, 0},
 	{"sample", "SIZE", "how much of it at most, in one go (default 2GiB)", NULL, CLI_FIELD(sample_bytes), CLI_SIZE,

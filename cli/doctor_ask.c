@@ -159,17 +159,21 @@ static int ask_device(struct doctor *d)
 /* Whether a load with these settings would start, and if not, why. */
 static bool try_setting(const struct doctor *d, const char *engine, uint32_t caching, char *why, size_t room)
 {
-	const struct hr_loader_opts opts = {.size = sizeof(opts),
-					    .staging_bytes = PROBE_STAGING,
-					    .readers = 1,
-					    .engine = engine,
-					    .caching = caching};
 	struct hr_plan_info info = HR_PLAN_INFO_INIT;
 	struct hr_read *reads = cli_set_reads(&d->set, 0, d->set.n, NULL);
+	struct hr_loader_opts opts;
 	hr_loader *loader = NULL;
-	bool works = hr_loader_open(d->device, &opts, &loader) == 0 &&
-		     hr_plan(loader, d->model, reads, d->set.n, &info) == 0;
+	bool works;
 
+	cli_loader_opts(d->args, &opts);
+	opts.staging_bytes = PROBE_STAGING;
+	opts.readers = 1;
+	opts.engine = engine;
+	opts.caching = caching;
+	if (strcmp(engine, "cufile") != 0)
+		opts.flags &= ~HR_LOADER_CUFILE_COMPAT;
+	works = hr_loader_open(d->device, &opts, &loader) == 0 &&
+		hr_plan(loader, d->model, reads, d->set.n, &info) == 0;
 	if (!works)
 		snprintf(why, room, "%s", hr_error_last()->message);
 	hr_loader_close(loader, HR_FOREVER);

@@ -123,6 +123,13 @@ static void put_word(FILE *out, const char *word)
 	putc('\'', out);
 }
 
+/* The best setting needs a permission that was given to the doctor too. */
+static bool is_compat(const struct doctor *d)
+{
+	return d->best_engine && strcmp(d->best_engine, "cufile") == 0 && d->args->cufile &&
+	       strcmp(d->args->cufile, "compat") == 0;
+}
+
 static char *load_line(const struct doctor *d)
 {
 	char *text = NULL;
@@ -139,6 +146,8 @@ static char *load_line(const struct doctor *d)
 	fprintf(out, " --device %s", d->facts.device.spec);
 	if (d->best_engine)
 		fprintf(out, " --engine %s", d->best_engine);
+	if (is_compat(d))
+		fputs(" --cufile compat", out);
 	if (d->best_caching != HR_CACHING_AUTO)
 		fprintf(out, " --caching %s", doctor_caching_name(d->best_caching));
 	fclose(out);
@@ -150,12 +159,12 @@ static char *vllm_config(const struct doctor *d)
 {
 	if (!d->best_engine && d->best_caching == HR_CACHING_AUTO)
 		return NULL;
-	if (d->best_engine && d->best_caching != HR_CACHING_AUTO)
-		return cli_text("{\"engine\": \"%s\", \"caching\": \"%s\"}", d->best_engine,
-				doctor_caching_name(d->best_caching));
-	if (d->best_engine)
-		return cli_text("{\"engine\": \"%s\"}", d->best_engine);
-	return cli_text("{\"caching\": \"%s\"}", doctor_caching_name(d->best_caching));
+	if (!d->best_engine)
+		return cli_text("{\"caching\": \"%s\"}", doctor_caching_name(d->best_caching));
+	return cli_text("{\"engine\": \"%s\"%s%s%s%s}", d->best_engine, is_compat(d) ? ", \"cufile\": \"compat\"" : "",
+			d->best_caching != HR_CACHING_AUTO ? ", \"caching\": \"" : "",
+			d->best_caching != HR_CACHING_AUTO ? doctor_caching_name(d->best_caching) : "",
+			d->best_caching != HR_CACHING_AUTO ? "\"" : "");
 }
 
 static char *vllm_line(const struct doctor *d)

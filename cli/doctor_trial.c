@@ -16,7 +16,7 @@
 #define DEFAULT_SECONDS 10
 #define FIRST_SAMPLE    (UINT64_C(128) << 20) /* to find out how fast it is */
 #define LEAST_SAMPLE    (UINT64_C(32) << 20)
-#define ROUNDS_WANTED   3
+#define ROUNDS_WANTED   3    /* fewer say nothing of noise */
 #define CLEARLY         1.10 /* how much faster than auto a setting must be to be worth naming */
 #define MOSTLY_WARM     0.9
 
@@ -64,13 +64,15 @@ static bool is_over(const struct trial *t)
 /* A transfer's rate starts when the first read could: setting up is left out. */
 static int take_sample(struct trial *t, struct doctor_series *series, struct doctor_sample *sample)
 {
-	const struct hr_loader_opts opts = {.size = sizeof(opts),
-					    .staging_bytes = t->d->args->staging_bytes,
-					    .engine = series->engine,
-					    .caching = series->caching};
+	struct hr_loader_opts opts;
 	struct cli_transfer transfer = {.device = t->d->device, .model = t->d->model, .set = &t->sample, .opts = &opts};
 	int rc;
 
+	cli_loader_opts(t->d->args, &opts);
+	opts.engine = series->engine;
+	opts.caching = series->caching;
+	if (strcmp(series->engine, "cufile") != 0)
+		opts.flags &= ~HR_LOADER_CUFILE_COMPAT;
 	series->is_prepared &= series->is_cold ? bench_make_cold(&t->state) : bench_make_warm(&t->state);
 	if (cli_signals_status())
 		return CLI_INTERRUPTED;
@@ -175,7 +177,7 @@ static void choose_best(struct doctor *d)
 {
 	const struct doctor_facts *facts = &d->facts;
 	bool is_warm = facts->plan_bytes && (double)facts->resident_bytes >= MOSTLY_WARM * (double)facts->plan_bytes;
-	const struct doctor_series *best = NULL;
+	const struct doctor_series *best = NULL, *usual = NULL;
 	struct bench_spread standard = {0}, fastest = {0};
 
 	for (size_t i = 0; i < d->trial.n; i++) {
@@ -184,22 +186,27 @@ static void choose_best(struct doctor *d)
 
 		if (series->is_cold == is_warm || !series->n)
 			continue;
-		if (strcmp(series->engine, "auto") == 0)
+		if (strcmp(series->engine, "auto") == 0) {
+			usual = series;
 			standard = rate;
+		}
 		if (!best || rate.median > fastest.median) {
 			best = series;
 			fastest = rate;
 		}
 	}
-	if (best && strcmp(best->engine, "auto") != 0 && fastest.median > CLEARLY * standard.median &&
-	    fastest.min > standard.max) {
+	if (best && best != usual && usual && best->n >= ROUNDS_WANTED && usual->n >= ROUNDS_WANTED &&
+	    fastest.median > CLEARLY * standard.median && fastest.min > standard.max) {
 		d->best_engine = best->engine;
 		d->best_caching = best->caching;
 		snprintf(d->best_why, sizeof(d->best_why), "%.2f GB/s %s, and auto %.2f", fastest.median,
 			 is_warm ? "warm" : "cold", standard.median);
 	} else {
-		snprintf(d->best_why, sizeof(d->best_why), "the defaults: %.2f GB/s %s, and nothing was clearly faster",
-			 standard.median, is_warm ? "warm" : "cold");
+		snprintf(d->best_why, sizeof(d->best_why), "the defaults: %.2f GB/s %s, and %s", standard.median,
+			 is_warm ? "warm" : "cold",
+			 best && best != usual && best->n < ROUNDS_WANTED
+				 ? "too few rounds to name another; allow more --seconds"
+				 : "nothing was clearly faster");
 	}
 }
 

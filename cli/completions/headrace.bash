@@ -13,7 +13,7 @@ _headrace_options() {
 	digest) echo "--shards --json --help" ;;
 	plan) echo "$loader --only --json --help" ;;
 	engines) echo "--json --help" ;;
-	doctor) echo "--device --staging --trial --sample --seconds --json --help" ;;
+	doctor) echo "--device --staging --cufile --trial --sample --seconds --json --help" ;;
 	verify) echo "--against --window $loader --only --json --help" ;;
 	bench)
 		echo "--synthetic --dir --keep --rounds --cold --warm --feed --open --partly --loop --budget --host-budget --passes --sweep --sweep-slots" \

@@ -54,6 +54,13 @@ class Context:
         done = self.run(*args, "--json", rc=rc, **more)
         return json.loads(done.stdout.decode("utf-8"), object_pairs_hook=no_duplicates)
 
+    def gds(self):
+        """The environment of a look-alike GPU with GPUDirect Storage."""
+        if not self.options.fake_cuda or not self.options.fake_kernel or self.options.sanitized:
+            raise Skip("no look-alike libraries were built, or they cannot be preloaded over a sanitizer")
+        return {"LD_LIBRARY_PATH": os.path.abspath(self.options.fake_cuda), "HR_FAKE_ROOT": self.options.fake_root,
+                "LD_PRELOAD": os.path.abspath(self.options.fake_kernel)}
+
     def start(self, *args, environment=None, **more):
         return subprocess.Popen([self.headrace, *args], cwd=self.work, env={**self.environment, **(environment or {})}, **more)
 

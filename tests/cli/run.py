@@ -83,6 +83,8 @@ def main():
     parser.add_argument("--library", help="folder of libheadrace.so")
     parser.add_argument("--redirect", help="a library that makes --verify read other files")
     parser.add_argument("--fake-cuda", help="folder of the look-alike libcuda.so.1")
+    parser.add_argument("--fake-kernel", help="a library that shows the command a kernel with modules")
+    parser.add_argument("--fake-root", help="the files of that kernel")
     parser.add_argument("--sanitized", action="store_true", help="built with sanitizers: memory is not measured")
     add_cases()
     return harness.main(parser.parse_args(), checkpoints.make_all)

@@ -114,6 +114,16 @@ def doctor_tries(context):
         context.run(*best["command"].split()[1:], environment=environment)
 
 
+@test("doctor tries (look-alike) GPUDirect Storage like any engine, and compat only if that is allowed")
+def doctor_tries_gds(context):
+    found = conforms(context.json("doctor", "two", environment=context.gds()), "doctor")
+    cufile = [e for e in found["engines"] if e["name"] == "cufile"][0]
+    assert cufile["usable"] and cufile["reason"], cufile
+    found = context.json("doctor", "two", "--cufile", "compat", "--trial", "--seconds", "1", environment=context.gds())
+    tried = [s for s in conforms(found, "doctor")["trial"]["series"] if s["engine"] == "cufile"]
+    assert tried and all(s["rounds"] and not s["error"] for s in tried), found["trial"]
+
+
 @test("doctor quotes a name for a shell")
 def doctor_quotes(context):
     name = "it's a $(name).safetensors"

@@ -94,6 +94,29 @@ def verify_on_a_gpu(context):
     assert f"tensor '{name}' differs from its file at byte 11 ".encode() in done.stderr, done.stderr
 
 
+@test("verify on a (look-alike) GPU finds a wrong byte by every engine, windows of GPU memory included")
+def verify_on_a_gpu_by_every_engine(context):
+    gds = context.gds()
+    redirect = with_redirect(context)
+    both = {**gds, **redirect, "LD_PRELOAD": f"{redirect['LD_PRELOAD']} {gds['LD_PRELOAD']}"}
+    path = context.path("one.safetensors")
+    name, _, _, begin, _ = parsed(path)[1]
+    checkpoints.damage(path, path + ".other", lambda c: flip(c, begin + 7))
+    found = []
+    for engine in usable_engines(context, gds):
+        more = ["--cufile", "compat"] if engine == "cufile" else []
+        done = context.run("verify", "one.safetensors", "--device", "cuda:0", "--engine", engine, *more, rc=1, environment=both)
+        if f"tensor '{name}' differs from its file at byte 7 ".encode() in done.stderr:
+            found.append(engine)
+        else:
+            assert b"cannot be used" in done.stderr, (engine, done.stderr)
+        if found and found[-1] == engine:
+            done = context.run("verify", "two", "--device", "cuda:0", "--engine", engine, *more, "--window", "1M", environment=gds)
+            assert b"every byte is right" in done.stdout, (engine, done)
+    os.unlink(path + ".other")
+    assert {"pread", "uring", "mapped", "cufile"} <= set(found), found
+
+
 @test("verify compares with another copy, and says what the other one lacks")
 def verify_against_a_copy(context):
     folder = copy_of(context, "two", "copy")
