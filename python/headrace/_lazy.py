@@ -91,8 +91,8 @@ class LazyModel:
         return self.cache.budget
 
     def stats(self) -> dict[str, int]:
-        """The cache's statistics of this model."""
-        return self.cache.stats(self.source)
+        """The cache's statistics. Of a cache that models share: this model's part."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Gives the memory back. The model cannot be used after it."""
@@ -127,6 +127,9 @@ class TensorTree(LazyModel):
     def load(self) -> None:
         for name in self.source.names:
             self.cache.get(self.source, name).release()
+
+    def stats(self) -> dict[str, int]:
+        return self.cache.stats(None if self._owns_cache else self.source)
 
     def close(self) -> None:
         if self._owns_cache:

@@ -243,8 +243,8 @@ class Attachment:
     # --------------------------------------------------------------------------------------------------------------------- for users
 
     def stats(self) -> dict[str, int]:
-        """The cache's statistics of this module's weights, with what the units take and what stays in memory."""
-        return self.cache.stats(self.model) | {
+        """The cache's statistics, with what the units take and what stays in memory. Of a shared cache: this module's part."""
+        return self.cache.stats(None if self.cache in self._owned else self.model) | {
             "n_units": len(self.pages),
             "largest_unit_bytes": max((page.nbytes for page in self.pages), default=0),
             "weights_bytes": sum(weight.nbytes for weight in self.weights),
@@ -468,7 +468,7 @@ def attach(
         owned.append(model)
     name_of = _name_of(names, model)
     try:
-        shelf = Shelf(model, torch.device(cache.device if cache else device if device is not None else _device_of(module)))
+        shelf = Shelf(model, _numbered(cache.device if cache else device if device is not None else _device_of(module)))
         weights = _weights_of(module, shelf, name_of, strict)
         if cache is None:
             room = _room_for(module, shelf, weights, budget)
@@ -508,6 +508,12 @@ def _name_of(names: Mapping[str, str] | NameOf | None, model: Model) -> NameOf:
         return names
     mapping = names
     return lambda name: mapping.get(name)
+
+
+def _numbered(device: Any) -> torch.device:
+    """A device with its number, as tensors have it."""
+    found = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if found.type == "cuda" and found.index is None else found
 
 
 def _device_of(module: nn.Module) -> torch.device:

@@ -40,7 +40,9 @@ class TorchMemory:
         """torch's object for a stream as headrace numbers it: 1 is the legacy default stream, which torch calls 0."""
         if not stream:
             return torch.cuda.current_stream(self.device)
-        return torch.cuda.ExternalStream(0 if stream == 1 else stream, device=self.device)
+        if stream == 1:
+            return torch.cuda.default_stream(self.device)
+        return torch.cuda.ExternalStream(stream, device=self.device)
 
 
 def allocator(device: Any, budget: int | None = None) -> dict[str, Any]:
