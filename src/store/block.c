@@ -383,14 +383,37 @@ int hr__region_check(struct hr__region *region)
 	return 0;
 }
 
+/* Records come and go by the thousand, and a mapping of its own costs more than what is done with one. */
+#define SMALL_BYTES ((size_t)256 << 10)
+
 int hr__region_memory(size_t bytes, void **out)
 {
-	int error = hr__os_map(bytes, out);
+	char *block, *aligned;
 
-	return error ? hr__fail_nomem(bytes) : 0;
+	*out = NULL;
+	if (bytes > SMALL_BYTES)
+		return hr__os_map(bytes, out) ? hr__fail_nomem(bytes) : 0;
+	block = hr__calloc(1, bytes + 2 * (size_t)HR__RECORD_BYTES);
+	if (!block)
+		return HR_E_NOMEM;
+	aligned = block + HR__RECORD_BYTES - (uintptr_t)block % HR__RECORD_BYTES;
+	if (aligned - block < (ptrdiff_t)sizeof(block))
+		aligned += HR__RECORD_BYTES;
+	memcpy(aligned - sizeof(block), &block, sizeof(block)); /* what is to be freed */
+	*out = aligned;
+	return 0;
 }
 
 void hr__region_memory_free(void *memory, size_t bytes)
 {
-	hr__os_unmap(memory, bytes);
+	char *block;
+
+	if (!memory)
+		return;
+	if (bytes > SMALL_BYTES) {
+		hr__os_unmap(memory, bytes);
+		return;
+	}
+	memcpy(&block, (char *)memory - sizeof(block), sizeof(block));
+	hr__free(block);
 }

@@ -10,7 +10,7 @@
 #include "core/arith.h"
 #include "core/error.h"
 #include "core/mem.h"
-#include "get.h"
+#include "copy_out.h"
 #include "store.h"
 
 #include <stdarg.h>

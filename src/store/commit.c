@@ -186,12 +186,13 @@ int hr__object_verify(struct hr__region *region, const uint8_t store_uuid[16], c
 {
 	struct verify verify = {.region = region, .object = object};
 	uint32_t *digests = NULL;
+	size_t room = (size_t)hr__round_up(hr__min_u64(PIECE_BYTES, object->payload_len + 1), HR__RECORD_BYTES);
 	void *memory = NULL;
 	uint64_t n;
 	int code = hr__digests_read(region, store_uuid, object, &digests, &n);
 
 	if (!code)
-		code = hr__region_memory((size_t)PIECE_BYTES, &memory);
+		code = hr__region_memory(room, &memory);
 	if (!code)
 		code = hr__sha256_new(&verify.sha);
 	verify.digests = digests;
@@ -207,7 +208,7 @@ int hr__object_verify(struct hr__region *region, const uint8_t store_uuid[16], c
 	if (!code)
 		code = verify_header(&verify);
 	hr__sha256_free(verify.sha);
-	hr__region_memory_free(memory, (size_t)PIECE_BYTES);
+	hr__region_memory_free(memory, room);
 	hr__free(digests);
 	return code;
 }

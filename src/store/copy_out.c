@@ -4,7 +4,7 @@
  * SHA-256 of the whole, and at the end of each file whether the generation still holds. A file that does not pass is
  * taken away again.
  */
-#include "get.h"
+#include "copy_out.h"
 
 #include "core/arith.h"
 #include "core/error.h"
@@ -24,6 +24,7 @@ struct get {
 	const uint32_t *digests;
 	hr__sha256 *sha;
 	uint8_t *memory;
+	size_t room;
 };
 
 static int check_blocks(const struct get *get, uint64_t off, uint64_t bytes)
@@ -103,20 +104,21 @@ int hr__object_copy(const struct hr__copy *copy)
 	uint64_t n;
 	int code = 0;
 
+	get.room = (size_t)hr__round_up(hr__min_u64(PIECE_BYTES, copy->object->payload_len + 1), HR__RECORD_BYTES);
 	if (copy->store_uuid)
 		code = hr__digests_read(copy->region, copy->store_uuid, copy->object, &digests, &n);
 	if (!code)
-		code = hr__region_memory((size_t)PIECE_BYTES, &memory);
+		code = hr__region_memory(get.room, &memory);
 	if (!code)
 		code = hr__sha256_new(&get.sha);
 	get.digests = digests;
-	get.memory = memory;
+	get.memory = memory; /* a small object gets no more than it has bytes */
 	for (uint64_t off = 0; off < copy->object->payload_len && !code; off += PIECE_BYTES)
 		code = copy_piece(&get, off);
 	if (!code)
 		code = check_whole(&get);
 	hr__sha256_free(get.sha);
-	hr__region_memory_free(memory, (size_t)PIECE_BYTES);
+	hr__region_memory_free(memory, get.room);
 	hr__free(digests);
 	return code;
 }

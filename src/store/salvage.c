@@ -5,7 +5,7 @@
  * or given up; their names were in the manifest, so the files that are written are named by their hash.
  */
 #include "check.h"
-#include "get.h"
+#include "copy_out.h"
 
 #include "core/arith.h"
 #include "core/error.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copying an object's bytes out of the region, with everything checked on the way. */
-#ifndef HR_STORE_GET_H
-#define HR_STORE_GET_H
+#ifndef HR_STORE_COPY_OUT_H
+#define HR_STORE_COPY_OUT_H
 
 #include "manifest.h"
 
