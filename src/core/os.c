@@ -3,6 +3,7 @@
 
 #include "arith.h"
 #include "fault.h"
+#include "limits.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -633,55 +634,6 @@ bool hr__os_text(const char *path, char *out, size_t out_bytes)
 	return true;
 }
 
-/* A file of the process's own cgroup (version 2) at one level, or of the root as a container sees it. */
-static bool read_cgroup(const char *group, const char *file, char *out, size_t out_bytes)
-{
-	char path[512];
-
-	snprintf(path, sizeof(path), "/sys/fs/cgroup%s/%s", group, file);
-	return read_text(path, out, out_bytes);
-}
-
-/* Calls `visit` for the process's cgroup and each of its parents: a limit at any level holds. */
-static void walk_cgroups(void (*visit)(const char *group, void *ctx), void *ctx)
-{
-	char text[512], *group, *end;
-
-	if (!read_text("/proc/self/cgroup", text, sizeof(text)))
-		return;
-	group = strstr(text, "0::/");
-	if (!group)
-		return;
-	group += 3;
-	end = strchr(group, '\n');
-	if (end)
-		*end = '\0';
-	for (;;) {
-		char *slash = strrchr(group, '/');
-
-		visit(strcmp(group, "/") == 0 ? "" : group, ctx);
-		if (!slash || strcmp(group, "/") == 0)
-			break;
-		slash[slash == group ? 1 : 0] = '\0';
-	}
-}
-
-static void limit_cpus(const char *group, void *ctx)
-{
-	unsigned *cpus = ctx;
-	unsigned long long quota, period;
-	char text[64];
-
-	if (!read_cgroup(group, "cpu.max", text, sizeof(text)))
-		return;
-	if (sscanf(text, "%llu %llu", &quota, &period) == 2 && period > 0) {
-		unsigned whole = (unsigned)((quota + period - 1) / period);
-
-		if (whole < *cpus)
-			*cpus = whole;
-	}
-}
-
 unsigned hr__os_cpus(void)
 {
 	unsigned cpus;
@@ -691,39 +643,11 @@ unsigned hr__os_cpus(void)
 		cpus = (unsigned)CPU_COUNT(&set);
 	else
 		cpus = (unsigned)sysconf(_SC_NPROCESSORS_ONLN);
-	walk_cgroups(limit_cpus, &cpus);
+	cpus = hr__limits_cpus("", cpus);
 	return cpus ? cpus : 1;
-}
-
-static void limit_memory(const char *group, void *ctx)
-{
-	unsigned long long limit, used, inactive = 0;
-	uint64_t *available = ctx;
-	char text[4096], *at;
-
-	if (!read_cgroup(group, "memory.max", text, sizeof(text)) || sscanf(text, "%llu", &limit) != 1)
-		return;
-	if (!read_cgroup(group, "memory.current", text, sizeof(text)) || sscanf(text, "%llu", &used) != 1)
-		return;
-	/* Page cache of the group itself can be dropped to make room. */
-	at = read_cgroup(group, "memory.stat", text, sizeof(text)) ? strstr(text, "\ninactive_file ") : NULL;
-	if (at)
-		inactive = strtoull(at + strlen("\ninactive_file "), NULL, 10);
-	used = used > inactive ? used - inactive : 0;
-	*available = hr__min_u64(*available, limit > used ? limit - used : 0);
 }
 
 uint64_t hr__os_memory_available(void)
 {
-	char text[1024], *at;
-	uint64_t available;
-
-	if (!read_text("/proc/meminfo", text, sizeof(text)))
-		return 0;
-	at = strstr(text, "MemAvailable:");
-	if (!at)
-		return 0;
-	available = strtoull(at + strlen("MemAvailable:"), NULL, 10) << 10;
-	walk_cgroups(limit_memory, &available);
-	return available;
+	return hr__limits_memory("");
 }
