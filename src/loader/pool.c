@@ -76,7 +76,8 @@ void hr__pool_close(struct hr__pool *pool)
 		hr__os_unmap(pool->memory, pool->bytes);
 	}
 	hr__free(pool->slots);
-	*pool = (struct hr__pool){0};
+	pool->slots = NULL; /* what kind of pool it was may still be asked, without the lock */
+	pool->memory = NULL;
 }
 
 static bool is_allowed(enum hr__slot_state from, enum hr__slot_state to)
