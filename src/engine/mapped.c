@@ -98,18 +98,6 @@ static void judge(struct hr__io *io, int error)
 	}
 }
 
-/* Registering faults in what populating left out; only the words for a failure are then the driver's. */
-static int populate(const struct hr__io *io, uint64_t start, void *memory, size_t bytes)
-{
-	uint64_t resident;
-	int error;
-
-	if (hr__os_resident(io->file, start, bytes, &resident) || resident < io->expected)
-		hr__os_read_ahead(io->file, start, bytes);
-	error = hr__os_populate(memory, bytes);
-	return error == ENOTSUP ? 0 : error;
-}
-
 static void offer_window(struct mapped *m, struct hr__io *io)
 {
 	uint64_t start = hr__round_down(io->offset, m->page);
@@ -121,7 +109,10 @@ static void offer_window(struct mapped *m, struct hr__io *io)
 		hr__io_fail(io, error);
 		return;
 	}
-	judge(io, populate(io, start, memory, bytes));
+	error = hr__os_populate(memory, bytes);
+	/* Where the kernel does not offer that, registering brings the pages in; then the words for a failure are the
+	 * driver's. */
+	judge(io, error == ENOTSUP ? 0 : error);
 	if (!io->code)
 		io->code = m->env.pin(m->env.device, memory, bytes, io);
 	if (io->code) {

@@ -30,10 +30,10 @@ static int hint(const hr_model *model, const struct hr__extent *extent, unsigned
 		 end = hr__min_u64(hr__round_up(extent->offset + extent->bytes, page), source->bytes);
 	int error = 0;
 
-	if (flags && extent->bytes)
-		hr__os_read_ahead(&source->file, begin, end - begin);
 	if ((flags & HR_MAP_POPULATE) && extent->bytes)
 		error = hr__os_populate(memory + begin, (size_t)(end - begin));
+	if (extent->bytes && (error == ENOTSUP || flags == HR_MAP_AHEAD))
+		hr__os_read_ahead(&source->file, begin, end - begin);
 	return error && error != ENOTSUP ? fail_populate(source, extent, error) : 0;
 }
 
