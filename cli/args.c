@@ -188,6 +188,7 @@ static int set_value(struct parser *p, const struct cli_option *option, const ch
 		*(const char **)field = value;
 		return 0;
 	case CLI_TEXT:
+	case CLI_STORED:
 		if (!value[0])
 			return cli_usage(args, "--%s needs a value that is not empty", option->name);
 		*(const char **)field = value;
@@ -228,6 +229,11 @@ static int take_value(struct parser *p, const struct cli_option *option, const c
 	}
 	if (attached)
 		return set_value(p, option, attached);
+	if (option->kind == CLI_STORED && (p->at == p->n || p->words[p->at][0] == '-') && p->args->n_names > 0 &&
+	    strncmp(p->args->names[0], "store:", 6) == 0) {
+		*(const char **)((char *)p->args + option->offset) = "";
+		return 0;
+	}
 	if (p->at == p->n)
 		return cli_usage(p->args, "--%s needs a value: %s", option->name, option->value);
 	return set_value(p, option, p->words[p->at++]);

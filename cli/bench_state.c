@@ -39,8 +39,10 @@ static bool ask(struct bench *bench, struct hr_plan_info *info)
 
 static void drop_shard(const char *path)
 {
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	char *region = cli_region_of(path);
+	int fd = open(region ? region : path, O_RDONLY | O_CLOEXEC);
 
+	cli_free(region);
 	if (fd < 0)
 		return;
 	fdatasync(fd);
@@ -70,17 +72,20 @@ bool bench_make_cold(struct bench *bench)
 	return false;
 }
 
-static void read_shard(const char *path, char *block)
+static void read_shard(const hr_model *model, uint32_t number, char *block)
 {
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t got = 1;
+	struct hr_shard shard = HR_SHARD_INIT;
+	uint64_t at = 0;
 
-	if (fd < 0)
+	if (hr_model_shard(model, number, &shard))
 		return;
-	posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-	while (got > 0 && !cli_signals_status())
-		got = read(fd, block, BLOCK_BYTES);
-	close(fd);
+	while (at < shard.bytes && !cli_signals_status()) {
+		size_t n = shard.bytes - at < BLOCK_BYTES ? (size_t)(shard.bytes - at) : BLOCK_BYTES;
+
+		if (hr_model_read_shard(model, number, at, block, n))
+			return;
+		at += n;
+	}
 }
 
 bool bench_make_warm(struct bench *bench)
@@ -91,12 +96,8 @@ bool bench_make_warm(struct bench *bench)
 	bool is_warm = ask(bench, &info) && info.resident_bytes >= info.read_bytes;
 
 	for (int attempt = 1; !is_warm && attempt < ATTEMPTS && !cli_signals_status(); attempt++) {
-		for (uint32_t s = 0; s < n; s++) {
-			struct hr_shard shard = HR_SHARD_INIT;
-
-			if (hr_model_shard(bench->model, s, &shard) == 0)
-				read_shard(shard.path, block);
-		}
+		for (uint32_t s = 0; s < n; s++)
+			read_shard(bench->model, s, block);
 		is_warm = ask(bench, &info) && info.resident_bytes >= info.read_bytes;
 	}
 	cli_free(block);

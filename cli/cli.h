@@ -40,6 +40,11 @@ struct cli_args {
 	const char *digests;
 	const char *synthetic;
 	const char *dir;
+	const char *expect;
+	const char *store_name;
+	const char *store_as;
+	const char *salvage_to;
+	uint64_t store_bytes;
 	const char *against;
 	uint64_t staging_bytes;
 	uint64_t slot_bytes;
@@ -66,12 +71,21 @@ struct cli_args {
 	bool sweep;
 	bool sweep_slots;
 	bool keep;
+	bool plan;
+	bool replace;
+	bool unverified;
+	bool all_digests;
+	bool repair;
+	bool rollback;
+	bool salvage;
+	bool moved;
 	bool help;
 };
 
 enum cli_kind {
 	CLI_FLAG,   /* bool */
 	CLI_TEXT,   /* const char * */
+	CLI_STORED, /* const char *; of a model in a store the value can be left out, and is "" then */
 	CLI_CHOICE, /* const char *, one of `choices` */
 	CLI_SIZE,   /* uint64_t, bytes, more than 0 */
 	CLI_COUNT,  /* uint64_t, more than 0 */
@@ -99,6 +113,7 @@ struct cli_command {
 	size_t min_names;
 	size_t max_names;
 	int (*run)(const struct cli_args *args);
+	bool (*help)(const struct cli_args *args); /* prints help of what the operands name, if it can; or NULL */
 };
 
 /* NULL-terminated, in the order in which help shows them. */
@@ -112,6 +127,11 @@ const struct cli_command *cli_command_find(const char *name);
 #define CLI_OPTION_JSON                                                                                                \
 	{                                                                                                              \
 		"json", NULL, "print one JSON object instead of text", NULL, CLI_FIELD(json), CLI_FLAG, 0              \
+	}
+#define CLI_OPTION_EXPECT                                                                                              \
+	{                                                                                                              \
+		"expect", "FILE", "of a store: only the generation that this exported manifest describes", NULL,        \
+			CLI_FIELD(expect), CLI_TEXT, 0                                                                 \
 	}
 #define CLI_OPTION_ONLY                                                                                                \
 	{                                                                                                              \

@@ -139,8 +139,9 @@ static void choose_series(struct bench *bench)
 {
 	const struct cli_args *args = bench->args;
 	bool is_sweep = args->sweep || args->sweep_slots;
-	bool with_cold = args->cold || (!args->warm && !is_sweep);
-	bool with_warm = args->warm || !args->cold;
+	bool is_direct = cli_is_direct_only(bench->model); /* never in the page cache, so there is nothing warm */
+	bool with_cold = args->cold || is_direct || (!args->warm && !is_sweep);
+	bool with_warm = !is_direct && (args->warm || !args->cold);
 
 	if (args->partly) {
 		add_partly(bench);
@@ -226,6 +227,9 @@ static int measure(struct bench *bench, const char *const *names, size_t n_names
 {
 	int status = open_model(bench, names, n_names);
 
+	if (status == 0 && bench->args->warm && cli_is_direct_only(bench->model))
+		status = cli_usage(bench->args,
+				   "--warm: what lies on a block device is not read through the page cache");
 	if (status == 0)
 		status = open_device(bench);
 	if (status == 0)

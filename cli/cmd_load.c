@@ -12,8 +12,9 @@
 static const struct cli_option options[] = {
 	CLI_OPTIONS_LOADER,
 	CLI_OPTION_ONLY,
-	{"verify", NULL, "then compare every byte on the device with a plain read of the files", NULL,
+	{"verify", NULL, "compare every byte on the device with a plain read; in a store, checksums first", NULL,
 	 CLI_FIELD(verify), CLI_FLAG, 0},
+	CLI_OPTION_EXPECT,
 	CLI_OPTION_JSON,
 	{"help", NULL, "this text", NULL, CLI_FIELD(help), CLI_FLAG, 'h'},
 };
@@ -92,6 +93,9 @@ static void print_text(const struct load *load)
 	put_memory(load);
 	if (t->stats.note[0])
 		printf("note           %s\n", t->stats.note);
+	if (t->stats.verified_bytes)
+		printf("checksums      %s compared before they were copied\n",
+		       cli_human(human, t->stats.verified_bytes));
 	if (load->is_verified)
 		printf("every byte verified (in %.3f s)\n", seconds(load->verify_ns));
 }
@@ -202,6 +206,8 @@ static int open_and_load(struct load *load)
 	if (status)
 		return status;
 	cli_loader_opts(load->args, &opts);
+	if (load->args->verify && cli_is_in_store(load->transfer.model))
+		opts.flags |= HR_LOADER_VERIFY;
 	load->transfer.set = &load->set;
 	load->transfer.opts = &opts;
 	status = transfer(load);

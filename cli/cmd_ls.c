@@ -12,6 +12,7 @@ static const struct cli_option options[] = {
 	{"long", NULL, "also show exact bytes, offset and shard, and the metadata", NULL, CLI_FIELD(is_long), CLI_FLAG,
 	 'l'},
 	CLI_OPTION_ONLY,
+	CLI_OPTION_EXPECT,
 	CLI_OPTION_JSON,
 	{"help", NULL, "this text", NULL, CLI_FIELD(help), CLI_FLAG, 'h'},
 };

@@ -30,6 +30,7 @@ static const struct cli_option options[] = {
 	 NULL, CLI_FIELD(window_bytes), CLI_SIZE, 0},
 	CLI_OPTIONS_LOADER,
 	CLI_OPTION_ONLY,
+	CLI_OPTION_EXPECT,
 	CLI_OPTION_JSON,
 	{"help", NULL, "this text", NULL, CLI_FIELD(help), CLI_FLAG, 'h'},
 };

@@ -42,7 +42,8 @@ void cli_help_all(FILE *out)
 	fprintf(out,
 		"headrace: safetensors weights from files to host or GPU memory, checked, inside a small fixed pool\n\n"
 		"Usage: headrace COMMAND NAME... [OPTION]...\n\n"
-		"NAME is a directory with a model, its index (....safetensors.index.json), or its files.\n\n"
+		"NAME is a directory with a model, its index (....safetensors.index.json), its files, or a model in a\n"
+		"store: store:PATH#MODEL.\n\n"
 		"Examples:\n"
 		"  headrace ls Llama-3.1-8B                what is in it\n"
 		"  headrace check Llama-3.1-8B             is it sound\n"
@@ -66,6 +67,13 @@ static int run_help(const struct cli_args *args)
 	command = cli_command_find(args->names[0]);
 	if (!command)
 		return cli_usage(NULL, "there is no command '%s'", args->names[0]);
+	if (args->n_names == 2) { /* an action of a command */
+		const struct cli_args action = {.names = args->names + 1, .n_names = 1};
+
+		if (!command->help || !command->help(&action))
+			return cli_usage(NULL, "%s has no action '%s'", command->name, args->names[1]);
+		return CLI_OK;
+	}
 	cli_help_command(stdout, command);
 	return CLI_OK;
 }
@@ -86,14 +94,14 @@ static const struct cli_option options[] = {
 
 const struct cli_command cli_cmd_help = {
 	.name = "help",
-	.operands = "[COMMAND]",
+	.operands = "[COMMAND [ACTION]]",
 	.summary = "explains the commands by example",
 	.examples = "  headrace help              all commands\n"
 		    "  headrace help load         one of them\n"
 		    "  headrace load --help       the same\n",
 	.options = options,
 	.n_options = CLI_N(options),
-	.max_names = 1,
+	.max_names = 2,
 	.run = run_help,
 };
 

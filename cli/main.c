@@ -11,22 +11,13 @@
 #include <sys/stat.h>
 
 extern const struct cli_command cli_cmd_ls, cli_cmd_check, cli_cmd_load, cli_cmd_cat, cli_cmd_digest, cli_cmd_plan,
-	cli_cmd_engines, cli_cmd_verify, cli_cmd_doctor, cli_cmd_bench, cli_cmd_help, cli_cmd_version;
+	cli_cmd_engines, cli_cmd_verify, cli_cmd_doctor, cli_cmd_bench, cli_cmd_store, cli_cmd_help, cli_cmd_version;
 
 const struct cli_command *const cli_commands[] = {
-	&cli_cmd_ls,
-	&cli_cmd_check,
-	&cli_cmd_load,
-	&cli_cmd_cat,
-	&cli_cmd_digest,
-	&cli_cmd_plan,
-	&cli_cmd_engines,
-	&cli_cmd_verify,
-	&cli_cmd_doctor,
-	&cli_cmd_bench,
-	&cli_cmd_help,
-	&cli_cmd_version,
-	NULL,
+	&cli_cmd_ls,      &cli_cmd_check, &cli_cmd_load,    &cli_cmd_cat,
+	&cli_cmd_digest,  &cli_cmd_plan,  &cli_cmd_engines, &cli_cmd_verify,
+	&cli_cmd_doctor,  &cli_cmd_bench, &cli_cmd_store,   &cli_cmd_help,
+	&cli_cmd_version, NULL,
 };
 
 const struct cli_command *cli_command_find(const char *name)
@@ -81,7 +72,9 @@ int main(int argc, char **argv)
 	if (!command)
 		return unknown_command(argv[1]);
 	status = cli_args_parse(command, argc - 2, argv + 2, &args);
-	if (status == CLI_OK && args.help)
+	if (status == CLI_OK && args.help && command->help && command->help(&args))
+		status = CLI_OK;
+	else if (status == CLI_OK && args.help)
 		cli_help_command(stdout, command);
 	else if (status == CLI_OK)
 		status = command->run(&args);

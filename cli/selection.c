@@ -13,9 +13,11 @@
 
 int cli_model_open(const struct cli_args *args, size_t n_names, hr_model **model)
 {
+	struct hr_model_opts opts = HR_MODEL_OPTS_INIT;
 	int rc;
 
 	*model = NULL;
+	opts.expect = args->expect;
 	for (size_t i = 0; n_names > 1 && i < n_names; i++) {
 		struct stat st;
 
@@ -24,10 +26,43 @@ int cli_model_open(const struct cli_args *args, size_t n_names, hr_model **model
 					 args->names[i]);
 	}
 	if (n_names == 1)
-		rc = hr_model_open(args->names[0], NULL, model);
+		rc = hr_model_open(args->names[0], &opts, model);
 	else
-		rc = hr_model_open_files(args->names, n_names, NULL, model);
+		rc = hr_model_open_files(args->names, n_names, &opts, model);
 	return rc ? cli_fail_last(args) : 0;
+}
+
+bool cli_is_in_store(const hr_model *model)
+{
+	struct hr_shard shard = HR_SHARD_INIT;
+
+	return hr_model_shard(model, 0, &shard) == 0 && strncmp(shard.path, "store:", 6) == 0;
+}
+
+char *cli_region_of(const char *path)
+{
+	const char *end = strncmp(path, "store:", 6) == 0 ? strchr(path, '#') : NULL;
+
+	for (; end; end = strchr(end + 1, '#')) {
+		char *region = cli_text("%.*s", (int)(end - path - 6), path + 6);
+		struct stat st;
+
+		if (stat(region, &st) == 0)
+			return region;
+		cli_free(region);
+	}
+	return NULL;
+}
+
+bool cli_is_direct_only(const hr_model *model)
+{
+	struct hr_shard shard = HR_SHARD_INIT;
+	char *region = hr_model_shard(model, 0, &shard) ? NULL : cli_region_of(shard.path);
+	struct stat st;
+	bool is_block = region && stat(region, &st) == 0 && S_ISBLK(st.st_mode);
+
+	cli_free(region);
+	return is_block;
 }
 
 bool cli_is_in_files(const hr_model *model)

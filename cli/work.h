@@ -15,6 +15,12 @@
 /* The model that the operands name: one name of any kind, or several files. Warnings go to stderr.
  * 0 or an exit status, after saying what is wrong. */
 int cli_model_open(const struct cli_args *args, size_t n_names, hr_model **model);
+/* Whether it is a store that holds the model, so that its checksums can be had. */
+bool cli_is_in_store(const hr_model *model);
+/* The file or device that a shard in a store lies on; NULL if it is in none, or that cannot be told. */
+char *cli_region_of(const char *shard_path);
+/* Whether it is on a block device, which is read around the page cache only. */
+bool cli_is_direct_only(const hr_model *model);
 /* Whether all shards are plain files by their paths. */
 bool cli_is_in_files(const hr_model *model);
 /* The device asked for, or cuda:0 if it can be used, else cpu. 0 or an exit status. */

@@ -87,7 +87,7 @@ static int open_shard(void *ctx, uint32_t number, struct hr__source *source)
 	if (!path)
 		return HR_E_NOMEM;
 	code = hr__folder_source(shards->folder, name, path, source);
-	if (code == HR_E_NOTFOUND)
+	if (code == HR_E_NOTFOUND && shards->index_path)
 		code = hr__fail_at(&(struct hr__where){.stage = "index", .path = path, .offset = HR_NO_OFFSET},
 				   HR_E_INDEX, "%s names the shard %s, which is not there; download it",
 				   shards->index_path, path);
@@ -362,7 +362,7 @@ static const char *single_beside(const struct listing *listing)
 
 static int open_single(hr_model *model, const struct hr__folder *folder, const char *name)
 {
-	struct shard_names shards = {.names = &name, .folder = folder, .index_path = folder->name};
+	struct shard_names shards = {.names = &name, .folder = folder};
 	int code = hr__model_add(model, 1, &(struct hr__shard_origin){.open = open_shard, .ctx = &shards});
 
 	return code ? code : hr__model_finish(model, NULL, NULL);

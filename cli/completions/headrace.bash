@@ -6,18 +6,22 @@ _headrace_options() {
 	local loader='--device --staging --slot --engine --caching --cufile --readers'
 
 	case $1 in
-	ls) echo "--long --only --json --help" ;;
-	check) echo "--digests --json --help" ;;
-	load) echo "$loader --only --verify --json --help" ;;
-	cat) echo "--force --help" ;;
-	digest) echo "--shards --json --help" ;;
-	plan) echo "$loader --only --json --help" ;;
+	ls) echo "--long --only --expect --json --help" ;;
+	check) echo "--digests --expect --json --help" ;;
+	load) echo "$loader --only --verify --expect --json --help" ;;
+	cat) echo "--force --expect --help" ;;
+	digest) echo "--shards --expect --json --help" ;;
+	plan) echo "$loader --only --expect --json --help" ;;
 	engines) echo "--json --help" ;;
 	doctor) echo "--device --staging --cufile --trial --sample --seconds --json --help" ;;
-	verify) echo "--against --window $loader --only --json --help" ;;
+	verify) echo "--against --window $loader --only --expect --json --help" ;;
 	bench)
 		echo "--synthetic --dir --keep --rounds --cold --warm --feed --open --partly --loop --budget --host-budget --passes --sweep --sweep-slots" \
 			"$loader --only --json --help"
+		;;
+	store)
+		echo "--size --name --as --force --plan --replace --unverified --digests --repair --rollback --salvage" \
+			"--to --moved --json --help"
 		;;
 	help | version) echo "--help" ;;
 	esac
@@ -36,7 +40,7 @@ _headrace_files() {
 }
 
 _headrace() {
-	local commands='ls check load cat digest plan engines verify doctor bench help version'
+	local commands='ls check load cat digest plan engines verify doctor bench store help version'
 	local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]}
 
 	if [ "$COMP_CWORD" -eq 1 ]; then
@@ -51,15 +55,22 @@ _headrace() {
 	--staging) mapfile -t COMPREPLY < <(compgen -W '16MiB 32MiB 64MiB 128MiB' -- "$word") && return ;;
 	--slot) mapfile -t COMPREPLY < <(compgen -W '512KiB 1MiB 2MiB 4MiB' -- "$word") && return ;;
 	--synthetic) mapfile -t COMPREPLY < <(compgen -W 'llama: small: one:' -- "$word") && compopt -o nospace && return ;;
-	--digests) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;
+	--size) mapfile -t COMPREPLY < <(compgen -W '1GiB 40GiB 200GiB' -- "$word") && return ;;
+	--expect) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;
+	--digests) [ "$command" != store ] && compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;
 	--against) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;
 	--window) mapfile -t COMPREPLY < <(compgen -W '16MiB 128MiB 1GiB' -- "$word") && return ;;
-	--dir) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -d -- "$word") && return ;;
+	--dir | --to) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -d -- "$word") && return ;;
 	--sample) mapfile -t COMPREPLY < <(compgen -W '256MiB 2GiB 8GiB' -- "$word") && return ;;
-	--readers | --rounds | --only | --seconds) return ;;
+	--readers | --rounds | --only | --seconds | --as | --name) return ;;
 	esac
 	if [[ $word == -* ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$(_headrace_options "$command")" -- "$word")
+	elif [ "$command" = store ] && [ "$COMP_CWORD" -eq 2 ]; then
+		mapfile -t COMPREPLY < <(compgen -W 'init import ls check rm reclaim export get' -- "$word")
+	elif [ "$command" = store ]; then
+		compopt -o filenames 2>/dev/null
+		mapfile -t COMPREPLY < <(compgen -f -- "$word")
 	elif [ "$command" = help ]; then
 		mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$word")
 	else

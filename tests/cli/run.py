@@ -18,6 +18,7 @@ import test_agreement  # noqa: F401 (they register themselves)
 import test_json  # noqa: F401
 import test_behaviour  # noqa: F401
 import test_diagnosis  # noqa: F401
+import test_store  # noqa: F401
 import test_verify  # noqa: F401
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -77,7 +78,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--exe", required=True, help="the command")
     parser.add_argument("--source", required=True, help="the project's folder")
-    parser.add_argument("--suite", default="main", help="main or slow")
+    parser.add_argument("--suite", default="main", help="main, slow or store")
     parser.add_argument("--only", help="tests whose title has this in it")
     parser.add_argument("--update", action="store_true", help="write golden outputs anew")
     parser.add_argument("--library", help="folder of libheadrace.so")

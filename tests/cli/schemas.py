@@ -25,6 +25,13 @@ COMMON = {
 
 WAY = {"works": bool, "reason": str}
 
+STORE = {
+    "uuid": str, "name": str, "kind": str, "generation": int, "floor_generation": int, "body_sha256": str, "region_bytes": int,
+    "data_bytes": int, "live_bytes": int, "free_bytes": int, "largest_free_bytes": int, "retired_bytes": int,
+    "unbound_bytes": int, "objects": int, "unbound_objects": int, "lba_bytes": int}
+MODEL = {
+    "name": str, "uuid": str, "provenance": str, "bytes": int, "files": int, "shards": int, "created_generation": int}
+
 SCHEMAS = {
     "error": {"error": {**ERROR, "system": int}},
     "ls": {
@@ -33,7 +40,7 @@ SCHEMAS = {
         "metadata": Map(str), "warnings": [str]},
     "check": {
         "ok": bool, "tensors": int, "shards": int, "verified_shards": int, "verified_tensors": int, "error?": ERROR,
-        "faults": [ERROR], "warnings": [str]},
+        "checksummed_bytes?": int, "faults": [ERROR], "warnings": [str]},
     "digest": {
         "shards": [{"path": str, "bytes": int, "sha256": str}],
         "tensors": [{"name": str, "shard": str, "bytes": int, "sha256": str}]},
@@ -86,6 +93,14 @@ SCHEMAS = {
             "share_of_load": NUMBER, "loaded_share_of_load": NUMBER, "hits": int, "joins": int, "misses": int, "evictions": int,
             "passed_over": int, "host_hits": int, "peak_bytes": int, "host_peak_bytes": int, "peak_device_bytes": int,
             "samples": [{"bytes": int, "loaded_bytes": int, "ns": int, "cpu_ns": int, "device_taken_bytes": int}]}]},
+    "store-ls": {
+        "path": str, **STORE, "models": [MODEL]},
+    "store-check": {
+        "ok": bool, "verdict": str, "generation": int, "objects": int, "checked_bytes": int, "damaged": int, "repaired": int,
+        "salvaged": int, "findings": [{"damage": bool, "text": str}]},
+    "store-model": {
+        **MODEL, "content": [{
+            "name": str, "bytes": int, "offset": int, "shard": bool, "tensors": int, "sha256": str}]},
     "bench-open": {
         "kind": str, "machine": MACHINE, "tensors": int, "shards": int, "header_bytes": int, "rounds": int, "open_ms": SPREAD,
         "peak_memory_bytes": int},

@@ -30,7 +30,7 @@ def man_options(context, command):
 
 @test("help of every command names it, has examples, and ends well")
 def help_is_complete(context):
-    assert len(commands(context)) == 12, commands(context)
+    assert len(commands(context)) == 13, commands(context)
     for command in commands(context):
         text = context.run("help", command).stdout
         assert text == context.run(command, "--help").stdout == context.run(command, "-h").stdout, command
