@@ -615,7 +615,8 @@ struct hr_cache_opts {
 	/** Device memory that the cache may hold at once, in whole allocations, free ones included. Not 0. */
 	uint64_t budget_bytes;
 	/** Pinned host memory in which evicted groups may stay, so that they come back over the link and not from
-	 * storage. 0: none. cuda only: on cpu, make the budget larger instead. */
+	 * storage; a later change of the file does not show in them. 0: none. cuda only (HR_E_UNSUPPORTED): on cpu,
+	 * make the budget larger instead. */
 	uint64_t host_budget_bytes;
 	/** What the allocator rounds sizes up to: counted against the budget. 0: what headrace's own pool does (256 on
 	 * cpu, pages from 2 MiB on; 512 on cuda). A caller's allocator may round to more; a power of two. */

@@ -28,10 +28,9 @@ static int check_opts(const hr_loader *loader, const struct hr_cache_opts *opts)
 	if (opts->granularity_bytes & (opts->granularity_bytes - 1))
 		return hr__fail(HR_E_OPTS, "a granularity of %" PRIu64 " bytes is not a power of two",
 				opts->granularity_bytes);
-	if (opts->host_budget_bytes)
-		return hr__fail(HR_E_UNSUPPORTED, "%s: there is no host tier; leave host_budget_bytes 0%s",
-				loader->device->spec,
-				loader->device->ops->caps & HR__DEVICE_HOST ? " and raise budget_bytes" : "");
+	if (opts->host_budget_bytes && !loader->device->ops->copy_down)
+		return hr__fail(HR_E_UNSUPPORTED, "%s is host memory: leave host_budget_bytes 0, raise budget_bytes",
+				loader->device->spec);
 	return 0;
 }
 
@@ -45,6 +44,7 @@ static void free_cache(hr_cache *cache)
 		hr__free(counts);
 		counts = next;
 	}
+	hr__host_close(cache);
 	hr__free(cache->events);
 	hr__free(cache->memories);
 	hr__free(cache->table);
@@ -76,6 +76,8 @@ static int new_cache(hr_loader *loader, const struct hr_cache_opts *opts, hr_cac
 	cache->io_timeout_ms = opts->io_timeout_ms;
 	cache->n_events = opts->n_events;
 	cache->whole.now.budget_bytes = opts->budget_bytes;
+	cache->whole.now.host_budget_bytes = opts->host_budget_bytes;
+	hr__policy_start(&cache->host.policy, HR_POLICY_LRU, NULL);
 	cache->memories = hr__calloc((size_t)HR__POLICY_SETS * HR__POLICY_WAYS, sizeof(*cache->memories));
 	cache->events = opts->n_events ? hr__calloc(opts->n_events, sizeof(*cache->events)) : NULL;
 	hr__policy_start(&cache->policy, opts->policy, cache->memories);

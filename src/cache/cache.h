@@ -9,6 +9,7 @@
  *   group.c    which tensors, and where each lies
  *   table.c    the entries, by group; what is counted; events
  *   place.c    memory: reuse, room, giving back, and the marks of consumers' streams
+ *   host.c     the host tier: copies of what was evicted
  *   load.c     beginning and ending a load
  *   get.c      get and prefetch
  *   lease.c    the buffer that get hands out, and its release
@@ -71,6 +72,31 @@ struct hr__place {
 	struct hr__place *next; /* in the list of free ones, newest first; guarded by lock */
 };
 
+/* ---- the host tier (host.c); all guarded by lock, but for what a move uses ---- */
+
+struct hr__host_memory {
+	void *at; /* pinned */
+	uint64_t room;
+	struct hr__host_memory *next; /* among the free */
+};
+
+struct hr__host_copy {
+	struct hr__policy_node node; /* held: on its way down, or in use */
+	hr_group *group;             /* counted */
+	struct hr__host_memory *memory;
+	struct hr__move down;
+	void **marks;   /* of `down` */
+	bool is_saving; /* not known to be there yet */
+	uint32_t n_users;
+	struct hr__host_copy *next; /* among the dead */
+};
+
+struct hr__host {
+	struct hr__policy policy; /* lru, of copies */
+	struct hr__host_memory *free;
+	struct hr__host_copy *dead; /* to be freed once the lock is let go */
+};
+
 /* ---- entries ---- */
 
 enum hr__entry_state {
@@ -89,6 +115,8 @@ struct hr__entry {
 	struct hr__cache_counts *counts; /* of its model */
 	struct hr__place *place;
 	hr_job *job;
+	struct hr__host_copy *copy; /* in use: the load is `up`, and there is no job */
+	struct hr__move up;
 	void **job_marks; /* the place's, as the job wants them; NULL: none */
 	enum hr__entry_state state;
 	uint32_t n_waiting;    /* gets that wait for it */
@@ -127,6 +155,7 @@ struct hr_cache {
 	struct hr__place *free_places;
 	struct hr__entry *dead; /* to be freed once the lock is let go */
 	struct hr__cache_counts whole;
+	struct hr__host host;
 	uint64_t held_bytes; /* of places that cannot be had now: pinned, loading, in transit */
 	uint32_t n_inside;   /* calls that may let the lock go in their middle */
 	uint32_t n_room_waiters;
@@ -176,11 +205,25 @@ void hr__cache_free_place(hr_cache *cache, struct hr__place *place);
 /* Under the lock, which it lets go and takes again: gives free places back to the device until `bytes` are, or none is
  * left; those with work pending are waited for, or (not `wait`) left. Answers how many bytes went. */
 uint64_t hr__cache_give_back(hr_cache *cache, uint64_t bytes, bool wait);
-/* Under the lock: evicts a resident entry that is not held, or gives up a load that nobody waits for (then it lets the
- * lock go and takes it again). */
+/* Under the lock, which it may let go and take again: evicts a resident entry that is not held, or gives up a load that
+ * nobody waits for. */
 void hr__cache_evict_entry(struct hr__entry *entry);
 /* No lock: frees marks that have served. */
 void hr__cache_free_marks(hr_cache *cache, struct hr__mark *marks, size_t n);
+
+/* ---- host.c; under the lock ---- */
+
+/* A complete copy of the group, in use until it is released; NULL: there is none. */
+struct hr__host_copy *hr__host_acquire(hr_cache *cache, const hr_group *group);
+void hr__host_release(struct hr__host_copy *copy);
+/* Begins to copy a group down that is being evicted; its place is not free yet. May let the lock go. */
+void hr__host_save(hr_cache *cache, hr_group *group, const struct hr__place *place);
+/* Whether no copy down from this place is under way. May let the lock go if it is to wait; the place is the
+ * caller's. */
+bool hr__host_is_done(hr_cache *cache, const struct hr__place *place, bool wait);
+/* No lock: frees copies that were dropped; ends the tier when nothing of the cache is in motion any more. */
+void hr__host_bury(struct hr__host_copy *dead);
+void hr__host_close(hr_cache *cache);
 
 /* ---- load.c; all under the lock, which they let go and take again ---- */
 

@@ -112,9 +112,9 @@ static void join(struct getting *g, struct hr__entry *entry)
 		g->kind = HR_CACHE_JOIN;
 	if (!entry->is_hint || entry->state != HR__ENTRY_LOADING || entry->is_ending)
 		return;
-	if (hr__job_has_settled(entry->job))
+	if (entry->copy ? hr__move_wait(g->cache->loader, &entry->up, 0) : hr__job_has_settled(entry->job))
 		g->kind = HR_CACHE_HIT;
-	else
+	else if (!entry->copy)
 		hr__job_promote(entry->job);
 }
 

@@ -2,7 +2,8 @@
 /*
  * Loads: one job for all tensors of a group. Whoever waits for an entry first waits for its job and ends the load for
  * all; the others wait for the entry. A load that nobody waits for ends when somebody asks for the group or takes its
- * memory: nothing runs in the background but the loader.
+ * memory: nothing runs in the background but the loader. A group that the host tier has comes from there, by a move in
+ * place of the job.
  */
 #include "cache.h"
 
@@ -84,6 +85,9 @@ static void fail(struct hr__entry *entry, int code, struct hr__error_record *err
 	hr_cache *cache = entry->cache;
 	struct hr__place *place;
 
+	if (entry->copy)
+		hr__host_release(entry->copy);
+	entry->copy = NULL;
 	HR__COUNT(entry, n_failures, 1);
 	hr__cache_event(cache, HR_CACHE_FAILED, entry, entry->started_ns);
 	entry->error = error;
@@ -93,17 +97,33 @@ static void fail(struct hr__entry *entry, int code, struct hr__error_record *err
 	hr__cache_free_place(cache, place);
 }
 
+/* No lock: the copy in the host tier comes up. */
+static int start_move(struct hr__entry *entry)
+{
+	int rc = list_marks(entry);
+
+	entry->up = (struct hr__move){.device = entry->place->block->memory,
+				      .host = entry->copy->memory->at,
+				      .bytes = (size_t)entry->group->bytes,
+				      .marks = entry->job_marks,
+				      .n_marks = entry->place->n_marks};
+	if (!rc && hr__move_start(entry->cache->loader, &entry->up))
+		rc = hr__fail(HR_E_CANCELLED, "the loader of the cache has been closed: it loads nothing any more");
+	return rc;
+}
+
 int hr__cache_start_load(struct hr__entry *entry, bool background, void *wait_stream)
 {
 	hr_cache *cache = entry->cache;
 	struct hr__error_record *error = NULL;
-	hr_job *job;
+	hr_job *job = NULL;
 	int rc;
 
 	HR__COUNT(entry, n_loads, 1);
+	entry->copy = hr__host_acquire(cache, entry->group);
 	pthread_mutex_unlock(&cache->lock);
 	entry->started_ns = hr__os_now_ns();
-	rc = start_job(entry, background, wait_stream, &job);
+	rc = entry->copy ? start_move(entry) : start_job(entry, background, wait_stream, &job);
 	if (rc) {
 		error = copy_of_error();
 		hr__free(entry->job_marks);
@@ -116,7 +136,7 @@ int hr__cache_start_load(struct hr__entry *entry, bool background, void *wait_st
 	entry->job = job;
 	entry->state = HR__ENTRY_LOADING;
 	hr__cache_update_held(entry);
-	if (background && entry->n_waiting > 1) /* somebody came meanwhile */
+	if (job && background && entry->n_waiting > 1) /* somebody came meanwhile */
 		hr__job_promote(job);
 	pthread_cond_broadcast(&cache->changed);
 	return 0;
@@ -133,7 +153,13 @@ static void succeed(struct hr__entry *entry)
 	entry->lease.memory = entry->group->bytes ? entry->place->block->memory : NULL;
 	entry->lease.bytes = entry->group->bytes;
 	HR__COUNT(entry, loaded_bytes, entry->group->payload);
-	hr__cache_event(cache, HR_CACHE_LOAD, entry, entry->started_ns);
+	hr__cache_event(cache, entry->copy ? HR_CACHE_HOST_LOAD : HR_CACHE_LOAD, entry, entry->started_ns);
+	if (entry->copy) {
+		HR__COUNT(entry, n_host_hits, 1);
+		HR__COUNT(entry, host_hit_bytes, entry->group->payload);
+		hr__host_release(entry->copy);
+		entry->copy = NULL;
+	}
 	pthread_cond_broadcast(&cache->changed);
 }
 
@@ -144,6 +170,29 @@ static uint32_t ms_until(uint64_t deadline_ns)
 	if (deadline_ns == UINT64_MAX)
 		return HR_FOREVER;
 	return deadline_ns <= now ? 0 : (uint32_t)hr__min_u64((deadline_ns - now + 999999) / 1000000, HR_FOREVER - 1);
+}
+
+/* No lock: waits for the job or the move, and frees what it used. HR_E_PENDING: it goes on. */
+static int wait_for_load(struct hr__entry *entry, uint64_t deadline_ns)
+{
+	hr_cache *cache = entry->cache;
+	int rc;
+
+	if (!entry->copy) {
+		rc = hr_job_wait(entry->job, ms_until(deadline_ns));
+		if (rc == HR_E_PENDING)
+			return rc;
+		hr_job_close(entry->job, HR_FOREVER); /* settled, so this cannot fail */
+	} else {
+		if (!hr__move_wait(cache->loader, &entry->up, deadline_ns))
+			return HR_E_PENDING;
+		rc = entry->up.code;
+		if (rc)
+			rc = hr__device_fail(cache->device, rc, "cannot bring a group back from host memory",
+					     &entry->up.error);
+	}
+	hr__free(entry->job_marks);
+	return rc;
 }
 
 /* Under the lock, which it lets go: waits for the job and ends the load. False if the deadline passed first. */
@@ -157,12 +206,9 @@ static bool end_load(struct hr__entry *entry, uint64_t deadline_ns)
 
 	entry->is_ending = true;
 	pthread_mutex_unlock(&cache->lock);
-	rc = hr_job_wait(entry->job, ms_until(deadline_ns));
-	if (rc != HR_E_PENDING) {
-		error = rc ? copy_of_error() : NULL;
-		hr_job_close(entry->job, HR_FOREVER);
-		hr__free(entry->job_marks);
-	}
+	rc = wait_for_load(entry, deadline_ns);
+	if (rc && rc != HR_E_PENDING)
+		error = copy_of_error();
 	pthread_mutex_lock(&cache->lock);
 	entry->is_ending = false;
 	if (rc == HR_E_PENDING) {
@@ -212,7 +258,10 @@ void hr__cache_give_up(struct hr__entry *entry)
 	hr__cache_update_held(entry);
 	hr__cache_remove(entry, 0); /* whoever asks for it from now on begins anew */
 	pthread_mutex_unlock(&cache->lock);
-	hr_job_close(entry->job, HR_FOREVER);
+	if (entry->copy)
+		hr__move_wait(cache->loader, &entry->up, UINT64_MAX);
+	else
+		hr_job_close(entry->job, HR_FOREVER);
 	hr__free(entry->job_marks);
 	pthread_mutex_lock(&cache->lock);
 	entry->job = NULL;

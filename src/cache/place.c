@@ -147,8 +147,9 @@ uint64_t hr__cache_give_back(hr_cache *cache, uint64_t bytes, bool wait)
 
 		unlink_place(cache, place);
 		cache->held_bytes += own;
+		passed = hr__host_is_done(cache, place, wait);
 		pthread_mutex_unlock(&cache->lock);
-		passed = marks_have_passed(cache, place, wait);
+		passed = passed && marks_have_passed(cache, place, wait);
 		if (passed)
 			end_place(cache, place);
 		pthread_mutex_lock(&cache->lock);
@@ -178,7 +179,12 @@ void hr__cache_evict_entry(struct hr__entry *entry)
 	HR__COUNT(entry, n_evictions, 1);
 	HR__COUNT(entry, evicted_bytes, entry->group->bytes);
 	place = hr__cache_detach(entry);
+	entry->n_waiting++; /* keeps the group, which may have no other owner */
 	hr__cache_remove(entry, 0);
+	cache->held_bytes += place->bytes;
+	hr__host_save(cache, entry->group, place);
+	cache->held_bytes -= place->bytes;
+	hr__cache_unwait(entry);
 	hr__cache_free_place(cache, place);
 }
 

@@ -236,9 +236,12 @@ void hr__cache_enter(hr_cache *cache)
 void hr__cache_leave(hr_cache *cache)
 {
 	struct hr__entry *dead = cache->dead;
+	struct hr__host_copy *dead_copies = cache->host.dead;
 
 	cache->dead = NULL;
+	cache->host.dead = NULL;
 	pthread_mutex_unlock(&cache->lock);
+	hr__host_bury(dead_copies);
 	while (dead) {
 		struct hr__entry *next = dead->next;
 

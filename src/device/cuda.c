@@ -533,6 +533,7 @@ const struct hr__device_ops hr__device_cuda = {
 	.lane_open = hr__cuda_lane_open,
 	.lane_close = hr__cuda_lane_close,
 	.copy = hr__cuda_copy,
+	.copy_down = hr__cuda_copy_down,
 	.fence = hr__cuda_fence,
 	.fence_done = hr__cuda_fence_done,
 };

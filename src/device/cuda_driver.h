@@ -102,6 +102,7 @@ void hr__cuda_lane_close(struct hr__lane *lane);
 int hr__cuda_lane_after(struct hr__lane *lane, void *mark, struct hr__device_error *error);
 int hr__cuda_copy(struct hr__lane *lane, const struct hr__copy *copies, size_t n, size_t *n_calls,
 		  struct hr__device_error *error);
+int hr__cuda_copy_down(struct hr__lane *lane, void *dst, const void *src, size_t bytes, struct hr__device_error *error);
 int hr__cuda_fence(struct hr__lane *lane, uint64_t number, struct hr__device_error *error);
 int hr__cuda_fence_done(struct hr__lane *lane, uint64_t number, struct hr__device_error *error);
 

@@ -326,6 +326,21 @@ int hr__cuda_copy(struct hr__lane *lane, const struct hr__copy *copies, size_t n
 	return rc ? rc : send(l, n_calls, error);
 }
 
+int hr__cuda_copy_down(struct hr__lane *lane, void *dst, const void *src, size_t bytes, struct hr__device_error *error)
+{
+	struct cuda_lane *l = own(lane);
+	int rc = hr__cuda_usable(l->cuda, error);
+
+	for (size_t at = 0; at < bytes && !rc;) {
+		size_t part = hr__cuda_until_border(l->cuda, (char *)dst + at, bytes - at);
+
+		rc = HR__CU_CHECK(l->cuda, error, cuMemcpyDtoHAsync, (char *)dst + at,
+				  (hr__cu_ptr)(uintptr_t)((const char *)src + at), part, l->stream);
+		at += part;
+	}
+	return rc;
+}
+
 int hr__cuda_fence(struct hr__lane *lane, uint64_t number, struct hr__device_error *error)
 {
 	struct cuda_lane *l = own(lane);

@@ -106,6 +106,9 @@ struct hr__device_ops {
 	void (*lane_close)(struct hr__lane *lane);
 	int (*copy)(struct hr__lane *lane, const struct hr__copy *copies, size_t n, size_t *n_calls,
 		    struct hr__device_error *error);
+	/* The other way, into pinned host memory; NULL on cpu. In order with the copies before and after it. */
+	int (*copy_down)(struct hr__lane *lane, void *dst, const void *src, size_t bytes,
+			 struct hr__device_error *error);
 	int (*fence)(struct hr__lane *lane, uint64_t number, struct hr__device_error *error);
 	int (*fence_done)(struct hr__lane *lane, uint64_t number, struct hr__device_error *error);
 };

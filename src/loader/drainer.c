@@ -28,7 +28,8 @@
 /* Fences in flight, oldest first, each with the slots that it frees. */
 struct fences {
 	struct hr__slot_list slots[HR__MAX_FENCES];
-	uint64_t first, next; /* numbers: first .. next - 1 are outstanding */
+	struct hr__move *moves[HR__MAX_FENCES]; /* or the one move, NULL */
+	uint64_t first, next;                   /* numbers: first .. next - 1 are outstanding */
 };
 
 /* What one batch does, counted outside the lock. */
@@ -237,13 +238,54 @@ static void count_batch(hr_loader *loader, const struct hr__slot_list *batch, co
 	job->counts.n_batches += tally->n_batches;
 }
 
+static void send_move(hr_loader *loader, const struct hr__move *move, uint64_t fence, struct tally *tally)
+{
+	const struct hr__device_ops *ops = loader->device->ops;
+	size_t n_calls;
+
+	*tally = (struct tally){0};
+	for (size_t i = 0; i < move->n_marks && !tally->code; i++)
+		tally->code = ops->lane_after(loader->lane, move->marks[i], &tally->error);
+	if (!tally->code && move->is_down)
+		tally->code = ops->copy_down(loader->lane, move->host, move->device, move->bytes, &tally->error);
+	else if (!tally->code)
+		tally->code = ops->copy(loader->lane, &(struct hr__copy){move->device, move->host, move->bytes}, 1,
+					&n_calls, &tally->error);
+	if (!tally->code)
+		tally->code = ops->fence(loader->lane, fence, &tally->error);
+	if (tally->code)
+		quiesce(loader, fence);
+}
+
+/* Sends the oldest move. Takes and gives the lock back in between. True if there was one to send. */
+static bool send_a_move(hr_loader *loader, struct fences *fences)
+{
+	struct hr__move *move = loader->moves;
+	struct tally tally;
+
+	if (!move || fences->next - fences->first == HR__MAX_BATCHES)
+		return false;
+	loader->moves = move->next;
+	if (!loader->moves)
+		loader->moves_end = &loader->moves;
+	pthread_mutex_unlock(&loader->lock);
+	send_move(loader, move, fences->next, &tally);
+	pthread_mutex_lock(&loader->lock);
+	if (tally.code)
+		hr__move_end(loader, move, tally.code, &tally.error);
+	fences->slots[fences->next % HR__MAX_FENCES] = (struct hr__slot_list){0};
+	fences->moves[fences->next % HR__MAX_FENCES] = tally.code ? NULL : move;
+	fences->next++;
+	return true;
+}
+
 /* Sends a batch of full slots. Takes and gives the lock back in between. True if there was something to send. */
 static bool drain_full(hr_loader *loader, struct fences *fences)
 {
 	struct hr__slot_list batch;
 	struct tally tally;
 
-	if (!loader->full_slots.head || fences->next - fences->first == HR__MAX_BATCHES)
+	if (!loader->full_slots.head || loader->moves || fences->next - fences->first == HR__MAX_BATCHES)
 		return false;
 	collect(loader, &batch);
 	if (!batch.head)
@@ -257,6 +299,7 @@ static bool drain_full(hr_loader *loader, struct fences *fences)
 		batch = (struct hr__slot_list){0}; /* its fence was waited for; a number is never used twice */
 	}
 	fences->slots[fences->next % HR__MAX_FENCES] = batch;
+	fences->moves[fences->next % HR__MAX_FENCES] = NULL;
 	fences->next++;
 	return true;
 }
@@ -278,6 +321,9 @@ static bool settle_fences(hr_loader *loader, struct fences *fences)
 		if (done == 0)
 			break;
 		finish_batch(loader, &fences->slots[fences->first % HR__MAX_FENCES], done < 0 ? done : 0, &error);
+		if (fences->moves[fences->first % HR__MAX_FENCES])
+			hr__move_end(loader, fences->moves[fences->first % HR__MAX_FENCES], done < 0 ? done : 0,
+				     &error);
 		fences->first++;
 		any = true;
 	}
@@ -398,12 +444,14 @@ void *hr__drainer_main(void *arg)
 		return NULL;
 	pthread_mutex_lock(&loader->lock);
 	for (;;) {
-		bool busy = drain_full(loader, &fences);
+		bool busy = send_a_move(loader, &fences);
 
+		busy |= drain_full(loader, &fences);
 		busy |= settle_fences(loader, &fences);
 		check_deadlines(loader);
 		reap(loader);
-		if (busy || (loader->full_slots.head && fences.next - fences.first < HR__MAX_BATCHES))
+		if (busy ||
+		    ((loader->full_slots.head || loader->moves) && fences.next - fences.first < HR__MAX_BATCHES))
 			continue;
 		if (loader->stop && fences.first == fences.next)
 			break;

@@ -355,6 +355,12 @@ void hr__loader_unref(hr_loader *loader)
 	hr__free(loader);
 }
 
+/* Under the lock. */
+static bool is_in_use(const hr_loader *loader)
+{
+	return loader->n_jobs > 0 || loader->n_moves > 0 || !hr__pool_is_idle(&loader->pool);
+}
+
 int hr_loader_close(hr_loader *loader, uint32_t timeout_ms)
 {
 	uint64_t deadline = timeout_ms == HR_FOREVER ? UINT64_MAX : hr__os_now_ns() + (uint64_t)timeout_ms * 1000000;
@@ -374,9 +380,9 @@ int hr_loader_close(hr_loader *loader, uint32_t timeout_ms)
 		loader->jobs = job->next;
 		hr__job_fail(job, HR_E_CANCELLED, NULL, "the loader is being closed");
 	}
-	while ((loader->n_jobs > 0 || !hr__pool_is_idle(&loader->pool)) && in_time)
+	while (is_in_use(loader) && in_time)
 		in_time = hr__os_cond_wait(&loader->idle, &loader->lock, deadline);
-	is_busy = loader->n_jobs > 0 || !hr__pool_is_idle(&loader->pool);
+	is_busy = is_in_use(loader);
 	if (is_busy) {
 		uint32_t in_flight = loader->pool.n_slots - loader->pool.n_free, lost = loader->pool.n_lost;
 
@@ -422,6 +428,7 @@ static int new_loader(hr_device *device, hr_loader **out)
 	pthread_mutex_init(&loader->lock, NULL);
 	pthread_mutex_init(&loader->report_lock, NULL);
 	loader->device = hr__device_acquire(device);
+	loader->moves_end = &loader->moves;
 	loader->count = 1;
 	loader->opened_ns = hr__os_now_ns();
 	*out = loader;

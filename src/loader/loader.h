@@ -318,6 +318,30 @@ void hr__window_aim(struct hr__slot *slot);
 /* Reads that rest; false, and the request failed, if it does not come. */
 bool hr__window_read_tail(struct hr__slot *slot);
 
+/* ---- moves (move.c) ---- */
+
+/* One copy between memory on the device and pinned host memory, in order with the copies of jobs: a job that starts
+ * after a move writes after it. The owner keeps it, and both memories, until it is done. */
+struct hr__move {
+	void *device, *host;
+	size_t bytes;       /* not 0 */
+	bool is_down;       /* to the host */
+	void *const *marks; /* to come after; they stay until it is done */
+	size_t n_marks;
+	/* Guarded by lock. */
+	bool is_done;
+	int code; /* HR_E_*: the copy failed */
+	struct hr__device_error error;
+	struct hr__move *next;
+};
+
+/* HR_E_CANCELLED: the loader is closing. */
+int hr__move_start(hr_loader *loader, struct hr__move *move);
+/* Waits until it is done; false once the deadline has passed (0: asks). */
+bool hr__move_wait(hr_loader *loader, struct hr__move *move, uint64_t deadline_ns);
+/* By the drainer, under the lock. */
+void hr__move_end(hr_loader *loader, struct hr__move *move, int code, const struct hr__device_error *error);
+
 /* ---- the loader ---- */
 
 struct hr__reader {
@@ -361,9 +385,11 @@ struct hr_loader {
 	uint32_t n_background; /* of n_jobs */
 	uint64_t n_started;
 	struct hr__slot_list full_slots;
-	struct hr__slot_list queue_slots;  /* for the queued engine, not yet submitted */
-	struct hr__slot_list leaving;      /* slots whose windows readers shall take back */
-	struct hr__slot_list verify_slots; /* full, for whichever reader is free next */
+	struct hr__move *moves, **moves_end; /* not sent yet, oldest first */
+	uint32_t n_moves;                    /* not done yet */
+	struct hr__slot_list queue_slots;    /* for the queued engine, not yet submitted */
+	struct hr__slot_list leaving;        /* slots whose windows readers shall take back */
+	struct hr__slot_list verify_slots;   /* full, for whichever reader is free next */
 	uint32_t queue_in_flight;
 	uint32_t n_idle_readers;  /* waiting for `work` */
 	uint32_t n_stuck_readers; /* inside a read of a lost slot */

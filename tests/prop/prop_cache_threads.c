@@ -302,6 +302,8 @@ static void run_round(struct test_random *random, const char *device, bool with_
 	world.budget = cache.budget_bytes = world.largest * (1 + test_random_below(random, 8));
 	cache.policy = (uint32_t)test_random_below(random, 2);
 	cache.n_events = 100;
+	if (strcmp(device, "cpu") != 0 && test_random_below(random, 3))
+		cache.host_budget_bytes = world.largest * (1 + test_random_below(random, N_GROUPS));
 	assert_ok(hr_cache_open(world.bed.loader, &cache, &world.cache));
 	for (size_t i = 0; i < N_THREADS; i++) {
 		workers[i].world = &world;
@@ -346,7 +348,7 @@ static void sixteen_threads_get_the_right_bytes_on_cpu(void **state)
 static void sixteen_threads_get_the_right_bytes_on_a_gpu(void **state)
 {
 	(void)state;
-	run_rounds("cuda:0", false, 12);
+	run_rounds("cuda:0", false, 12); /* with and without a host tier */
 }
 
 static void what_cannot_be_read_fails_for_everybody_and_nothing_else_does(void **state)

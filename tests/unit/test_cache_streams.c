@@ -29,7 +29,7 @@ struct consumer {
 
 static struct consumer c;
 
-static void consumer_open(const char *engine, uint64_t n_fit)
+static void consumer_open_host(const char *engine, uint64_t n_fit, uint64_t n_host)
 {
 	static const struct test_tensor tensors[] = {
 		{"a", "U8", GROUP_BYTES}, {"b", "U8", GROUP_BYTES}, {"c", "U8", GROUP_BYTES}, {"d", "U8", GROUP_BYTES}};
@@ -55,7 +55,13 @@ static void consumer_open(const char *engine, uint64_t n_fit)
 	loader_opts.engine = engine;
 	assert_ok(hr_loader_open(c.bench.device, &loader_opts, &c.loader));
 	opts.budget_bytes = n_fit * 300032;
+	opts.host_budget_bytes = n_host * 303104;
 	assert_ok(hr_cache_open(c.loader, &opts, &c.cache));
+}
+
+static void consumer_open(const char *engine, uint64_t n_fit)
+{
+	consumer_open_host(engine, n_fit, 0);
 }
 
 static void consumer_close(void)
@@ -261,6 +267,144 @@ static void many_streams_need_few_events(void **state)
 	consumer_close();
 }
 
+/* ---- the host tier ---- */
+
+static struct hr_cache_stats stats_now(void)
+{
+	struct hr_cache_stats stats = HR_CACHE_STATS_INIT;
+
+	assert_ok(hr_cache_stats(c.cache, NULL, &stats));
+	assert_true(stats.used_bytes <= stats.budget_bytes && stats.host_used_bytes <= stats.host_budget_bytes);
+	assert_true(stats.host_peak_bytes <= stats.host_budget_bytes);
+	return stats;
+}
+
+static void visit(size_t i)
+{
+	hr_buffer *a;
+
+	assert_ok(get(i, 0, &a));
+	assert_holds(a, i);
+	assert_ok(hr_buffer_release_on(a, c.bench.stream));
+}
+
+/* Copies are looked at when they are asked for: the look-alike driver's take a while. */
+static void settle(void)
+{
+	usleep(20000);
+}
+
+static void evicted_groups_come_back_without_storage(void **state)
+{
+	struct fake_engine_settings well = {.seed = 1};
+	struct hr_cache_stats stats;
+	uint64_t reads;
+
+	(void)state;
+	fake_engine_set(&well);
+	consumer_open_host("fake", 2, N_GROUPS);
+	for (size_t i = 0; i < N_GROUPS + 2; i++) {
+		visit(i % N_GROUPS);
+		settle();
+	}
+	reads = fake_engine_reads();
+	for (size_t i = 0; i < (size_t)4 * N_GROUPS; i++) {
+		if (i % 3 == 0)
+			assert_ok(hr_cache_prefetch(c.cache, c.groups[(i + 3) % N_GROUPS], NULL));
+		visit((i + 2) % N_GROUPS);
+	}
+	assert_int_equal(fake_engine_reads(), reads);
+	stats = stats_now();
+	assert_int_equal(stats.n_host_saves, N_GROUPS); /* each once */
+	assert_true(stats.n_host_hits >= (uint64_t)3 * N_GROUPS);
+	assert_int_equal(stats.host_hit_bytes, stats.n_host_hits * GROUP_BYTES);
+	assert_int_equal(stats.n_host_groups, N_GROUPS);
+	consumer_close();
+}
+
+static void a_small_host_tier_keeps_what_was_used_last(void **state)
+{
+	struct hr_cache_stats stats;
+
+	(void)state;
+	consumer_open_host(NULL, 1, 2);
+	for (size_t i = 0; i < (size_t)6 * N_GROUPS; i++) {
+		visit(i % 3 == 2 ? i / 3 % N_GROUPS : i % 3);
+		if (i % 2)
+			settle();
+		stats_now();
+	}
+	stats = stats_now();
+	assert_true(stats.n_host_hits > 0 && stats.n_host_evictions > 0);
+	assert_true(stats.n_host_groups <= 2);
+	consumer_close();
+}
+
+static void a_copy_down_stands_between_the_consumer_and_the_next_load(void **state)
+{
+	hr_buffer *a, *b;
+
+	(void)state;
+	consumer_open_host(NULL, 1, N_GROUPS);
+	assert_ok(get(0, 0, &a));
+	block_stream(&c.bench);
+	queue_use(a, 0);
+	assert_ok(hr_buffer_release_on(a, c.bench.stream));
+	assert_fails(get(1, 100, &b), HR_E_PENDING);
+	assert_int_equal(stats_now().n_host_saves, 1);
+	atomic_store(&c.bench.may_go_on, 1);
+	assert_ok(get(1, 0, &b));
+	assert_holds(b, 1);
+	hr_buffer_release(b);
+	assert_used(0, 0);
+	visit(0);
+	assert_int_equal(stats_now().n_host_hits, 1);
+	/* Memory under a copy does not go back to the device before it is over. */
+	block_stream(&c.bench);
+	assert_ok(get(2, 0, &a));
+	queue_use(a, 0);
+	assert_ok(hr_buffer_release_on(a, c.bench.stream));
+	assert_ok(hr_cache_evict(c.cache, c.groups[2], NULL));
+	assert_fails(hr_cache_close(c.cache, 30), HR_E_BUSY);
+	atomic_store(&c.bench.may_go_on, 1);
+	assert_used(0, 2);
+	visit(2);
+	consumer_close();
+}
+
+static void a_host_tier_that_fails_is_no_worse_than_none(void **state)
+{
+	static const char *const calls[] = {"cuMemHostRegister", "cuMemcpyDtoHAsync"};
+	hr_buffer *a;
+
+	(void)state;
+	for (size_t k = 0; k < 2; k++) {
+		consumer_open_host(NULL, 1, N_GROUPS);
+		visit(0);
+		hr__fault_arm(calls[k], 1, EIO);
+		assert_ok(get(1, 0, &a));
+		hr_buffer_release(a);
+		assert_true(hr__fault_fired());
+		hr__fault_arm(NULL, 0, 0);
+		visit(1);
+		visit(0);
+		assert_int_equal(stats_now().n_host_hits, 0);
+		consumer_close();
+	}
+	consumer_open_host(NULL, 1, N_GROUPS);
+	visit(0);
+	visit(1);
+	settle();
+	hr__fault_arm("cuMemcpyHtoDAsync", 1, EIO);
+	assert_fails(get(0, 0, &a), HR_E_DEVICE);
+	assert_non_null(strstr(hr_error_last()->message, "from host memory"));
+	hr__fault_arm(NULL, 0, 0);
+	visit(0);
+	visit(1);
+	assert_true(stats_now().n_host_hits > 0);
+	consumer_close();
+}
+
 /* Nothing on the way of a loop over equal groups allocates, frees, or waits for a stream or the device. */
 static void a_loop_never_makes_the_driver_wait(void **state)
 {
@@ -300,6 +444,10 @@ int main(void)
 		TEST(memory_goes_back_to_the_device_only_when_the_stream_has_passed),
 		TEST(closing_waits_for_streams_too),
 		TEST(many_streams_need_few_events),
+		TEST(evicted_groups_come_back_without_storage),
+		TEST(a_small_host_tier_keeps_what_was_used_last),
+		TEST(a_copy_down_stands_between_the_consumer_and_the_next_load),
+		TEST(a_host_tier_that_fails_is_no_worse_than_none),
 		TEST(a_loop_never_makes_the_driver_wait),
 	};
 
