@@ -1,41 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a result of peers.py as SVG: one panel for each section, a bar for each peer, the ceilings as dashed lines."""
-import html
+"""Draws a result of peers.py with matplotlib: a row of three panels for each section, which show time, rate and memory of each peer.
 
-WIDTH = 960
-LEFT = 210  # room for names
-RIGHT = 300  # room for figures
-BAR = 18
-STEP = 26
-HEAD = 66
-FOOT = 34
-COLOURS = {"headrace": "#0b6e4f", "peer": "#9db4c0", "line": "#b23a48", "text": "#222222", "grid": "#dddddd"}
+The same result gives the same bytes of SVG with the same matplotlib, so that a kept chart can be checked. matplotlib is imported
+when something is drawn: nothing else of the benchmark needs it.
+"""
+import os
+
+OURS, PEER, DARK, LIGHT, LINE = "#0b6e4f", "#9db4c0", "#41576b", "#c7d3da", "#b23a48"
 CEILINGS = {"link": "link", "cached": "page cache", "storage": "storage", "memory": "memory"}
+MIB = 2**20
 
 
-def text(x, y, what, size=12, anchor="start", colour="text", weight="normal"):
-    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
-            f'fill="{COLOURS[colour]}">{html.escape(what)}</text>')
+def median(row, figure, scale=1.0):
+    """A row's median, or None."""
+    return row[figure]["median"] / scale if row.get(figure) else None
 
 
-def line(x1, y1, x2, y2, colour, width=1.0, dashes=""):
-    extra = f' stroke-dasharray="{dashes}"' if dashes else ""
-    return (f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{COLOURS[colour]}" '
-            f'stroke-width="{width}"{extra}/>')
-
-
-def tick_step(top):
-    """1, 2 or 5 times a power of ten, so that there are four to ten ticks."""
-    step = 10.0 ** -3
-    while True:
-        for factor in (1, 2, 5):
-            if top / (step * factor) <= 8:
-                return step * factor
-        step *= 10
-
-
-def mebibytes(figure):
-    return "-" if not figure else f"{figure['median'] / 2**20:,.0f}"
+def host_mib(row):
+    """The larger of what the process and what the machine had in use: pinned memory is seen by the second alone."""
+    known = [value for value in (median(row, "host_rss_bytes", MIB), median(row, "host_used_bytes", MIB)) if value is not None]
+    return max(known) if known else None
 
 
 def ceilings_of(section):
@@ -45,65 +29,122 @@ def ceilings_of(section):
     return {CEILINGS[name]: rate for name, rate in rates.items()}
 
 
-def bar(row, y, scale):
-    rate = row["gb_per_second"]
-    kind = "headrace" if row["peer"].startswith("headrace") else "peer"
-    middle = y + BAR / 2
-    out = [text(LEFT - 8, middle + 4, row["peer"], anchor="end", weight="bold" if kind == "headrace" else "normal")]
-    if not rate:
-        error = row.get("error") or "no sample"
-        return out + [text(LEFT + 4, middle + 4, error if len(error) < 100 else error[:97] + "...", 11)]
-    out.append(f'<rect x="{LEFT}" y="{y:.1f}" width="{max(1, rate["median"] * scale):.1f}" height="{BAR}" '
-               f'fill="{COLOURS[kind]}"/>')
-    if rate["max"] > rate["min"]:
-        out.append(line(LEFT + rate["min"] * scale, middle, LEFT + rate["max"] * scale, middle, "text", 1.5))
-    columns = (f"{rate['median']:.2f}", f"{row['cpu_seconds_per_gb']['median']:.3f}", mebibytes(row["extra_gpu_bytes"]),
-               mebibytes(row["host_rss_bytes"]))
-    for i, what in enumerate(columns):
-        out.append(text(WIDTH - RIGHT + 75 * (i + 1) - 10, middle + 4, what, anchor="end"))
-    return out
+def sorted_rows(section):
+    """The slowest first, which is drawn at the bottom; what failed is below all."""
+    return sorted(section["rows"], key=lambda row: median(row, "gb_per_second") or -1)
 
 
-def panel(section, y):
-    """(SVG elements, height)"""
-    rows = sorted(section["rows"], key=lambda row: -(row["gb_per_second"] or {"median": -1})["median"])
-    ceilings = ceilings_of(section)
-    fastest = max([row["gb_per_second"]["max"] for row in rows if row["gb_per_second"]] + list(ceilings.values()) + [1e-3])
-    room = WIDTH - LEFT - RIGHT
-    scale = room / (fastest * 1.05)
-    top = y + HEAD
-    bottom = top + STEP * len(rows)
-    title = (f"{section['model']}, {section['state']}: {section['tensors']:,} tensors, {section['bytes'] / 1e9:.1f} GB, "
-             "every tensor kept")
-    out = [text(12, y + 18, title, 15, weight="bold")]
-    for i, what in enumerate(("GB/s", "CPU-s/GB", "GPU +MiB", "RSS +MiB")):
-        out.append(text(WIDTH - RIGHT + 75 * (i + 1) - 10, top - 8, what, 11, "end"))
-    step = tick_step(fastest)
-    for i in range(int(fastest * 1.05 / step) + 1):
-        x = LEFT + i * step * scale
-        out += [line(x, top - 4, x, bottom, "grid"), text(x, bottom + 14, f"{i * step:g}", 11, "middle")]
-    for i, row in enumerate(rows):
-        out += bar(row, top + i * STEP + (STEP - BAR) / 2, scale)
-    for i, (name, rate) in enumerate(sorted(ceilings.items(), key=lambda item: item[1])):
-        x = LEFT + rate * scale
-        out += [line(x, top - 4, x, bottom, "line", 1.2, "5 3"),
-                text(x - 4 if i % 2 == 0 else x + 4, top - 10 - 14 * (i % 2), f"{name} {rate:.1f}", 11,
-                     "end" if i % 2 == 0 else "middle", "line")]
-    return out, bottom + FOOT - y
+def colour(row):
+    return OURS if row["peer"].startswith("headrace") else PEER
 
 
-def draw(result):
+def write_beside(axes, values, form):
+    """Figures at the ends of the bars."""
+    for place, value in enumerate(values):
+        if value is not None:
+            axes.annotate(form(value), (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def draw_names(axes, rows):
+    axes.set_yticks(range(len(rows)), [row["peer"] for row in rows])
+    for label, row in zip(axes.get_yticklabels(), rows):
+        label.set_fontweight("bold" if colour(row) == OURS else "normal")
+
+
+def draw_time(axes, rows):
+    """Until the last tensor; a mark where the first one was there."""
+    times = [median(row, "seconds") for row in rows]
+    axes.barh(range(len(rows)), [time or 0 for time in times], color=[colour(row) for row in rows], height=0.7)
+    for place, row in enumerate(rows):
+        first = median(row, "first_tensor_seconds")
+        if first:
+            axes.plot([first, first], [place - 0.35, place + 0.35], color="black", linewidth=1.2)
+    known = [time for time in times if time]
+    if known:
+        axes.set_xscale("log")
+        axes.set_xlim(min(known) / 12, max(known) * 4)
+    write_beside(axes, times, lambda value: f"{value:.2f}")
+    axes.set_xlabel("seconds (log); black: first tensor")
+
+
+def draw_rate(axes, rows, section):
+    """Median, smallest and largest; the machine's ceilings as dashed lines."""
+    rates = [median(row, "gb_per_second") for row in rows]
+    axes.barh(range(len(rows)), [rate or 0 for rate in rates], color=[colour(row) for row in rows], height=0.7)
+    for place, row in enumerate(rows):
+        rate = row.get("gb_per_second")
+        if rate:
+            axes.plot([rate["min"], rate["max"]], [place, place], color="black", linewidth=1.2)
+        else:
+            error = row.get("error") or "no sample"
+            axes.annotate(error if len(error) < 60 else error[:57] + "...", (0, place), (4, 0), textcoords="offset points",
+                          va="center", fontsize=7)
+    for side, (name, rate) in zip(("right", "left"), sorted(ceilings_of(section).items(), key=lambda item: item[1])):
+        axes.axvline(rate, color=LINE, linestyle="--", linewidth=1)
+        axes.annotate(f"{name} {rate:.1f}", (rate, 1.0), (2 if side == "right" else -2, 2), xycoords=("data", "axes fraction"),
+                      textcoords="offset points", ha=side, fontsize=7, color=LINE)
+    axes.set_xlim(0, 1.18 * max([rate for rate in rates if rate] + list(ceilings_of(section).values()) + [1e-3]))
+    write_beside(axes, rates, lambda value: f"{value:.1f}")
+    axes.set_xlabel("GB/s; line: smallest to largest")
+
+
+def draw_memory(axes, rows):
+    """Above what was there before and the tensors themselves."""
+    kinds = [("GPU", DARK, 0.18, [median(row, "extra_gpu_bytes", MIB) for row in rows]),
+             ("host", LIGHT, -0.18, [host_mib(row) for row in rows])]
+    for name, tone, shift, values in kinds:
+        places = [place + shift for place in range(len(rows))]
+        axes.barh(places, [max(value or 0, 1) for value in values], color=tone, height=0.34, label=name)
+        for place, value in zip(places, values):
+            if value is not None:
+                axes.annotate(f"{max(value, 0):,.0f}", (max(value, 1), place), (3, 0), textcoords="offset points",
+                              va="center", fontsize=6.5)
+    known = [value for _, _, _, values in kinds for value in values if value]
+    axes.set_xscale("log")
+    axes.set_xlim(1, 6 * max(known + [10]))
+    axes.legend(loc="lower right", fontsize=7)
+    axes.set_xlabel("MiB beside the tensors (log)")
+
+
+def figure(result):
+    """The chart of a result, as a matplotlib figure."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update({"svg.hashsalt": "headrace", "svg.fonttype": "none", "font.size": 9})
+    sections = result["sections"]
+    heights = [0.31 * len(section["rows"]) + 1.15 for section in sections]
+    drawn = Figure(figsize=(13, sum(heights) + 0.7), layout="constrained")
+    parts = drawn.subfigures(len(sections), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for section, part in zip(sections, parts):
+        rows = sorted_rows(section)
+        part.suptitle(f"{section['model']}, {section['state']}: {section['tensors']:,} tensors, {section['bytes'] / 1e9:.1f} GB, "
+                      "every tensor kept", fontsize=11, fontweight="bold", x=0.01, ha="left")
+        time, rate, memory = part.subplots(1, 3, sharey=True)
+        draw_time(time, rows)
+        draw_rate(rate, rows, section)
+        draw_memory(memory, rows)
+        draw_names(time, rows)
+        for axes in (time, rate, memory):
+            axes.grid(axis="x", color="#e4e4e4", linewidth=0.6)
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
     facts = result["machine"]
-    body = []
-    y = 44.0
-    for section in result["sections"]:
-        elements, height = panel(section, y)
-        body += elements
-        y += height
-    about = f"{result['headrace']} · {facts['gpu']}, driver {facts['driver']} · {facts['cores']} cores · kernel " \
-            f"{facts['kernel']} · {result['date'][:10]}"
-    body += [text(12, 24, "Loading a model: medians, with smallest and largest as a line", 13),
-             text(12, y + 6, about, 11)]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 18:.0f}" ' \
-           f'viewBox="0 0 {WIDTH} {y + 18:.0f}" font-family="sans-serif">'
-    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *body, "</svg>"]) + "\n"
+    drawn.supxlabel(f"{result['headrace']} · {facts['gpu']}, driver {facts['driver']} · {facts['cores']} cores · kernel {facts['kernel']} · "
+                    f"{result['date'][:10]} · medians", fontsize=8, x=0.01, ha="left")
+    return drawn
+
+
+def write(result, base):
+    """Makes BASE.svg and BASE.png; their names."""
+    drawn = figure(result)
+    names = [base + ".svg", base + ".png"]
+    drawn.savefig(names[0], metadata={"Date": None})
+    drawn.savefig(names[1], dpi=110, metadata={"Software": None})
+    return names
+
+
+def base_of(path):
+    """The name of a chart, from the name of its result or what the user gave: without its ending."""
+    base, ending = os.path.splitext(path)
+    return base if ending in (".json", ".svg", ".png") else path

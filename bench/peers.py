@@ -6,7 +6,7 @@
   bench/peers.py run --section small:100000x32KiB@warm --peers headrace,safetensors-prefetch
   bench/peers.py run --section /models/Llama-3.1-8B@warm --device cuda:0
   bench/peers.py table result.json
-  bench/peers.py plot result.json result.svg
+  bench/peers.py plot result.json
 
 Every sample is a fresh process; rounds are interleaved and start with another peer each time; the page cache is
 prepared and asked before each sample. docs/benchmarks.md says what is counted and how. A peer that cannot run here is
@@ -68,11 +68,11 @@ def parse_args():
     run.add_argument("--timeout", type=float, default=150, metavar="SECONDS", help="for one sample (default 150)")
     run.add_argument("--prediction", default="", help="what was expected before the run, kept with the result")
     run.add_argument("--out", metavar="FILE", help="the result as JSON")
-    for name, text in (("table", "print a result"), ("plot", "draw a result as SVG")):
+    for name, text in (("table", "print a result"), ("plot", "draw a result as SVG and PNG, with matplotlib")):
         command = commands.add_parser(name, help=text)
         command.add_argument("result")
         if name == "plot":
-            command.add_argument("svg", nargs="?", help="default: the result's name with .svg")
+            command.add_argument("chart", nargs="?", help="name without .svg and .png (default: the result's)")
     return parser, parser.parse_args()
 
 
@@ -320,10 +320,10 @@ def main():
     if args.command == "table":
         print_result(result)
     else:
-        svg = args.svg or os.path.splitext(args.result)[0] + ".svg"
-        with open(svg, "w", encoding="utf-8") as file:
-            file.write(chart.draw(result))
-        print(svg)
+        try:
+            print("\n".join(chart.write(result, chart.base_of(args.chart or args.result))))
+        except ImportError as error:
+            raise SystemExit(f"a chart needs matplotlib ({error}): install it with pip") from None
     return 0
 
 
