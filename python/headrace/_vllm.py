@@ -29,7 +29,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 import headrace
-from headrace import _on_gpu
+from headrace import _on_gpu, _vllm_marks
 from headrace.vllm import parse_options
 
 logger = init_logger("vllm.headrace")
@@ -41,8 +41,6 @@ VERIFY_BYTES = 8 << 20
 STAGING_BYTES = 64 << 20
 # On the CPU a feed has a block of small tensors ahead, so large at most. It is taken off the pool.
 AHEAD_BYTES = 8 << 20
-# Elements of a parameter that are marked before a load, to see afterwards that it got its values.
-MARKS = 1 << 16
 
 # What a source of weights may ask for, and is honoured here. Anything else is the stock loader's to do.
 SOURCE_FIELDS = {
@@ -119,12 +117,12 @@ class HeadraceModelLoader(stock.DefaultModelLoader):  # type: ignore[misc]
         return stream()
 
     def load_weights(self, model: torch.nn.Module, model_config: typing.Any) -> None:
-        marked = []
-        if model_config.quantization is None and getattr(self, "enable_weights_track", None) is not False:
-            # A draft model may get its embedding from the main one later.
-            marked = [] if getattr(model_config, "runner_type", "") == "draft" else _mark(model)
+        is_draft = getattr(model_config, "runner_type", "") == "draft"
+        is_tracked = getattr(self, "enable_weights_track", None) is not False
+        marks = _vllm_marks.set_marks(model, is_draft) if is_tracked else []
         super().load_weights(model, model_config)
-        _check_marks(marked, model_config.model)
+        is_certain = model_config.quantization is None and not is_draft
+        _tell_lacking(_vllm_marks.lacking(marks), model_config.model, is_certain)
 
     def _get_weights_iterator(self, source: typing.Any) -> Named:
         """A plain function: files and headers are checked by the call, the tensors come from what it returns."""
@@ -421,39 +419,14 @@ def _verify(model: typing.Any, info: typing.Any, tensor: torch.Tensor) -> None:
 # ------------------------------------------------------------------------------------------- completeness
 
 
-def _mark(model: torch.nn.Module) -> typing.List[typing.Tuple[str, torch.Tensor]]:
-    """Puts NaN into some elements of each weight whose values must come from the checkpoint.
-
-    vLLM itself does not notice when a Linear or an embedding gets nothing, or only a part (the q of its qkv), and then serves
-    what was left in that memory. These weights are born without values, so nothing is lost by marking them.
-    """
-    try:
-        from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-        from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
-    except ImportError:
-        return []
-    marked = {}
-    for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if type(getattr(module, "quant_method", None)) not in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod):
-            continue
-        if not isinstance(weight, torch.Tensor) or weight.is_meta or not weight.is_contiguous() or not weight.numel():
-            continue
-        if weight.dtype in (torch.bfloat16, torch.float16, torch.float32) and id(weight) not in marked:
-            marked[id(weight)] = (f"{name}.weight", weight)
-            _marks(weight).fill_(float("nan"))
-    return list(marked.values())
-
-
-def _marks(weight: torch.Tensor) -> torch.Tensor:
-    return weight.data.view(-1)[:: (weight.numel() // MARKS) | 1]
-
-
-def _check_marks(marked: typing.List[typing.Tuple[str, torch.Tensor]], source: str) -> None:
-    left = [name for name, weight in marked if bool(torch.isnan(_marks(weight)).any())]
-    if left:
-        raise ValueError(
-            f"{source}: the checkpoint gave {'no values' if len(left) == 1 else 'no values, or not all of them,'} to "
-            f"{', '.join(left[:5])}{f' and {len(left) - 5} more' if len(left) > 5 else ''}: a tensor is missing from it or holds "
-            'NaN; to serve it nevertheless, set "enable_weights_track" to false in --model-loader-extra-config'
-        )
+def _tell_lacking(names: typing.List[str], source: str, is_certain: bool) -> None:
+    """An error; or a warning, where values may have come in a way that is not known here."""
+    if not names:
+        return
+    what = (
+        f"{source}: the checkpoint gave {'no values' if len(names) == 1 else 'no values, or not all of them,'} to "
+        f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}: a tensor is missing from it or holds NaN"
+    )
+    if is_certain:
+        raise ValueError(f'{what}; to serve it nevertheless, set "enable_weights_track" to false in --model-loader-extra-config')
+    logger.warning("headrace: %s, or vLLM has filled it by a way of its own", what)

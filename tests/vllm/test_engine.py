@@ -192,6 +192,69 @@ def test_experts_of_a_mixtral():
     assert loaded_digest(folder) == loaded_digest(folder, "auto")
 
 
+def test_a_missing_expert_or_a_part_of_one_is_an_error_although_vllm_does_not_notice():
+    for number, part in enumerate(("w1", "w2", "w3")):
+        name = f"model.layers.1.block_sparse_moe.experts.{3 - number}.{part}.weight"
+        kept = {key: value for key, value in ck.moe_weights().items() if key != name}
+        folder = ck.write(at(f"moe-{part}"), ck.spread(kept), model_config=ck.moe_config())
+        if part == "w1":
+            loaded_digest(folder, "auto")
+        error = error_of(lambda: loaded_digest(folder))
+        assert "layers.1." in str(error) and ("w2_weight" if part == "w2" else "w13_weight") in str(error), error
+        assert "layers.0." not in str(error), error
+
+
+def test_marks_of_quantised_and_draft_models_are_a_warning():
+    import types
+
+    from headrace import _vllm, _vllm_marks
+    from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    class Int8(LinearMethodBase):
+        def __init__(self):
+            pass
+
+        create_weights = apply = None
+
+    Int8.__abstractmethods__ = frozenset()
+    layers = {}
+    for name, method, weight in (
+        ("filled", Int8(), torch.zeros(64, 64, dtype=torch.int8)),
+        ("bare", Int8(), torch.zeros(64, 64, dtype=torch.int8)),
+        ("linear", UnquantizedLinearMethod(), torch.zeros(8, 8)),
+        ("embedding", UnquantizedEmbeddingMethod(), torch.zeros(8, 8)),
+    ):
+        layers[name] = torch.nn.Module()
+        layers[name].quant_method = method
+        layers[name].weight = torch.nn.Parameter(weight, requires_grad=False)
+    model = torch.nn.ModuleDict(layers)
+    for is_draft in (False, True):
+        marks = _vllm_marks.set_marks(model, is_draft)
+        layers["filled"].weight.data.zero_()
+        expected = ["bare.weight", "linear.weight"] + ([] if is_draft else ["embedding.weight"])
+        assert _vllm_marks.lacking(marks) == expected, is_draft
+        layers["linear"].weight.data.zero_()
+        layers["embedding"].weight.data.zero_()
+        assert _vllm_marks.lacking(marks) == ["bare.weight"]
+
+    def load(self, model, config):
+        layers["filled"].weight.data.zero_()
+
+    stock = _vllm.stock.DefaultModelLoader.load_weights
+    _vllm.stock.DefaultModelLoader.load_weights = load
+    try:
+        loader = _vllm.HeadraceModelLoader(types.SimpleNamespace(model_loader_extra_config={}, load_format="headrace"))
+        config = types.SimpleNamespace(quantization="x", runner_type="generate", model="/some/where")
+        with Log() as lines:
+            loader.load_weights(model, config)
+        assert len(lines) == 1 and "bare.weight" in lines[0] and "filled.weight" not in lines[0], lines
+        config.quantization = None
+        assert "bare.weight" in str(error_of(lambda: loader.load_weights(model, config)))
+    finally:
+        _vllm.stock.DefaultModelLoader.load_weights = stock
+
+
 def test_a_cut_shard_is_an_error_with_its_name_before_the_first_tensor():
     folder = ck.write(at("cut"), ck.spread(weights()))
     path = os.path.join(folder, ck.shard_name(4))
