@@ -9,12 +9,14 @@
 #   install_wanted              the same for what can be done without: goes on if it cannot be had
 #   make_venv                   .cache/venv, where pip may install
 #   fetch_checkpoint            the real checkpoint, in $checkpoint
+#   fetch_cufile                NVIDIA's libcufile.so.0, in $cufile
 #   setup_build DIR ARGS...     configures a build folder, or brings the options of one up to date
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 root=$PWD
 cache=$root/.cache
 checkpoint=$cache/all-minilm-l6-v2
+cufile=$cache/cufile-1.15.1
 needed=()
 mkdir -p "$cache"
 
@@ -179,4 +181,31 @@ setup_build() {
 		quietly "$cache/setup-${dir##*/}.log" meson configure "$dir" "$@" || return 1
 	fi
 	printf '%s' "$*" >"$dir/.options"
+}
+
+# 1.2 MB, from PyPI: the library that engine cufile opens, to be run over the look-alike driver. It is NVIDIA's, and no part of headrace.
+fetch_cufile() {
+	local new=$cache/cufile.new
+
+	[ -e "$cufile/.complete" ] && return 0
+	[ "$(uname -m)" = x86_64 ] || return 1
+	make_venv || return 1
+	say "fetching NVIDIA's cuFile library from PyPI: nvidia-cufile 1.15.1.6"
+	rm -rf "$new" "$cufile"
+	mkdir -p "$new"
+	quietly "$cache/pip.log" "$cache/venv/bin/python" -m pip download -q --disable-pip-version-check --no-deps -d "$new" \
+		nvidia-cufile==1.15.1.6 || return 1
+	quietly "$cache/unpack.log" python3 - "$new" <<-'PYTHON' || return 1
+		import glob, os, sys, zipfile
+		(folder,) = sys.argv[1:]
+		(wheel,) = glob.glob(folder + "/*.whl")
+		with zipfile.ZipFile(wheel) as archive:
+		    for name in archive.namelist():
+		        if os.path.basename(name) in ("libcufile.so.0", "cufile.h"):
+		            with open(os.path.join(folder, os.path.basename(name)), "wb") as out:
+		                out.write(archive.read(name))
+		os.remove(wheel)
+		open(folder + "/.complete", "w").close()
+	PYTHON
+	[ -e "$new/.complete" ] && mv "$new" "$cufile"
 }

@@ -36,7 +36,7 @@ static bool is_loaded;
 static unsigned n_users;
 static bool compat_allowed;  /* of the driver that is open */
 static char failure[2][200]; /* why a start failed, without and with compatibility mode; "" = none has */
-static size_t stats_bytes;   /* what the library writes as statistics; 0 = none that we understand */
+static size_t stats_gpus_at; /* what the library writes as statistics; 0 = none that we understand */
 static char about[96];
 
 /* ---- words ---- */
@@ -121,7 +121,8 @@ int hr__cufile_look(const struct hr__file *file, char *reason, size_t reason_byt
 /* ---- starting ---- */
 
 /* What the driver may take beside the window is cut to one slot: device memory for reads that are not aligned (there
- * are none), and the pieces in which a read is done. */
+ * are none), and the pieces in which a read is done. Its statistics are asked for by call, not here: version 1.14 would
+ * write them when the process ends, and crash. */
 static int write_config(bool compat, size_t slot_bytes, char *path, size_t path_bytes)
 {
 	char text[1024];
@@ -129,14 +130,13 @@ static int write_config(bool compat, size_t slot_bytes, char *path, size_t path_
 
 	snprintf(text, sizeof(text),
 		 "{\"logging\": {\"level\": \"ERROR\"},\n"
-		 " \"profile\": {\"nvtx\": false, \"cufile_stats\": %d},\n"
+		 " \"profile\": {\"nvtx\": false, \"cufile_stats\": 0},\n"
 		 " \"properties\": {\n"
 		 "  \"allow_compat_mode\": %s, \"force_compat_mode\": false, \"use_pci_p2pdma\": %s,\n"
 		 "  \"use_poll_mode\": false, \"max_direct_io_size_kb\": %zu,\n"
 		 "  \"max_device_cache_size_kb\": %zu, \"per_buffer_cache_size_kb\": %zu,\n"
 		 "  \"posix_pool_slab_size_kb\": [4, %zu], \"posix_pool_slab_count\": [4, 16]}}\n",
-		 HR__CF_STATS_LEVEL, compat ? "true" : "false", hr__os_is_there(NVIDIA_FS) ? "false" : "true", kib, kib,
-		 kib, kib);
+		 compat ? "true" : "false", hr__os_is_there(NVIDIA_FS) ? "false" : "true", kib, kib, kib, kib);
 	return hr__os_temp_file(text, path, path_bytes);
 }
 
@@ -148,7 +148,7 @@ static size_t measure_stats(void)
 
 	for (int filling = 0x5a; filling <= 0xa5; filling += 0xa5 - 0x5a) {
 		memset(room, filling, sizeof(room));
-		if (HR__CF(cuFileGetStatsL3, room).err)
+		if (HR__CF(cuFileGetStatsL3, (void *)room).err)
 			return 0;
 		for (size_t i = sizeof(room); i > bytes; i--)
 			if (room[i - 1] != filling)
@@ -160,12 +160,25 @@ static size_t measure_stats(void)
 /* Counters that no version we know of lays out so are of no use. */
 static void start_stats(void)
 {
-	stats_bytes = 0;
+	static const size_t layouts[] = {
+#define HR__CF_LAYOUT(gpus_at) gpus_at,
+		HR__CF_STATS_LAYOUTS(HR__CF_LAYOUT)
+#undef HR__CF_LAYOUT
+	};
+	size_t bytes;
+
+	stats_gpus_at = 0;
 	if (!hr__cf_api.cuFileSetStatsLevel || !hr__cf_api.cuFileStatsStart || !hr__cf_api.cuFileGetStatsL3)
 		return;
 	if (HR__CF(cuFileSetStatsLevel, HR__CF_STATS_LEVEL).err || HR__CF_0(cuFileStatsStart).err)
 		return;
-	stats_bytes = measure_stats();
+	bytes = measure_stats();
+	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
+		size_t first = layouts[i] + 8;
+
+		if (bytes >= first && (bytes - first) % HR__CF_STATS_GPU_BYTES == 0)
+			stats_gpus_at = layouts[i];
+	}
 }
 
 static void learn_about(const struct hr__cf_props *props)
@@ -311,30 +324,20 @@ void hr__cufile_release(void)
 
 bool hr__cufile_counts(uint64_t *posix, uint64_t *all)
 {
-	static const struct {
-		size_t bytes, gpus_at;
-	} layouts[] = {
-#define HR__CF_LAYOUT(bytes, gpus_at) {bytes, gpus_at},
-		HR__CF_STATS_LAYOUTS(HR__CF_LAYOUT)
-#undef HR__CF_LAYOUT
-	};
 	struct hr__cf_gpu_stats gpu;
 	char room[HR__CF_STATS_ROOM];
 	uint32_t n;
 
 	*posix = *all = 0;
-	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
-		if (layouts[i].bytes != stats_bytes || HR__CF(cuFileGetStatsL3, room).err)
-			continue;
-		memcpy(&n, room + layouts[i].gpus_at, sizeof(n));
-		for (uint32_t g = 0; g < n && g < HR__CF_STATS_MAX_GPUS; g++) {
-			memcpy(&gpu, room + layouts[i].gpus_at + 8 + (size_t)g * HR__CF_STATS_GPU_BYTES, sizeof(gpu));
-			*posix += gpu.n_posix_reads;
-			*all += gpu.n_total_reads;
-		}
-		return true;
+	if (!stats_gpus_at || HR__CF(cuFileGetStatsL3, (void *)room).err)
+		return false;
+	memcpy(&n, room + stats_gpus_at, sizeof(n));
+	for (uint32_t g = 0; g < n && g < HR__CF_STATS_MAX_GPUS; g++) {
+		memcpy(&gpu, room + stats_gpus_at + 8 + (size_t)g * HR__CF_STATS_GPU_BYTES, sizeof(gpu));
+		*posix += gpu.n_posix_reads;
+		*all += gpu.n_total_reads;
 	}
-	return false;
+	return true;
 }
 
 void hr__cufile_describe(char *out, size_t out_bytes)

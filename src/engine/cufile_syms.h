@@ -24,6 +24,8 @@ struct hr__cf_error {
 	int cu_err; /* CUresult, if err is HR__CF_CUDA_DRIVER_ERROR */
 };
 
+struct hr__cf_stats; /* CUfileStatsLevel3_t; see below */
+
 /* CUfileDescr_t */
 struct hr__cf_descr {
 	int type;
@@ -47,11 +49,12 @@ struct hr__cf_props {
 };
 #endif
 
-/* CUfileStatsLevel3_t, as far as it is looked at: how many GPUs there are, and for each how its reads went. It grew
- * between versions, so its size tells which one it is: X(bytes, where the number of GPUs is). Their records follow. */
+/* CUfileStatsLevel3_t, as far as it is looked at: how many GPUs there are, 8 bytes on the first one's record of how its
+ * reads went, and further ones. What stands before grew between versions; X(where the number of GPUs is). The library
+ * writes as many records as it has GPUs, or room for all, so that the size tells which version it is. */
 #define HR__CF_STATS_LAYOUTS(X)                                                                                        \
-	X(5000, 1024) /* 1.15 */                                                                                       \
-	X(5112, 1136) /* 1.19 */
+	X(1024) /* 1.15 */                                                                                             \
+	X(1136) /* 1.19 */
 #define HR__CF_STATS_ROOM      16384
 #define HR__CF_STATS_GPU_BYTES 248
 #define HR__CF_STATS_MAX_GPUS  16
@@ -138,7 +141,7 @@ enum {
 	X(cuFileGetBARSizeInKB, cuFileGetBARSizeInKB, struct hr__cf_error, (int gpu, size_t *kib), 0)                  \
 	X(cuFileSetStatsLevel, cuFileSetStatsLevel, struct hr__cf_error, (int level), 0)                               \
 	X(cuFileStatsStart, cuFileStatsStart, struct hr__cf_error, (void), 0)                                          \
-	X(cuFileGetStatsL3, cuFileGetStatsL3, struct hr__cf_error, (void *stats), 0)
+	X(cuFileGetStatsL3, cuFileGetStatsL3, struct hr__cf_error, (struct hr__cf_stats *stats), 0)
 /* clang-format on */
 
 struct hr__cf_api {

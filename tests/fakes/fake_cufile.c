@@ -32,7 +32,7 @@
 #define SETTINGS(X)                                                                                                    \
 	X(nvidia_fs, 1)                                                                                                \
 	X(version, 1150) X(fallback, 0) X(short_every, 0) X(delay_us, 100) X(teardown_us, 0) X(bar_kib, 0)             \
-		X(room_kib, 0) X(busy, 0) X(seed, 1) X(strict, 1)
+		X(room_kib, 0) X(busy, 0) X(others, 0) X(seed, 1) X(strict, 1)
 
 static struct {
 #define FIELD(name, value) long long name;
@@ -322,7 +322,7 @@ struct hr__cf_error cuFileDriverOpen(void)
 {
 	BEGIN(false);
 	if (n_opens == 0) {
-		compat = read_settings();
+		compat = settings.others ? true : read_settings();
 		if (!settings.nvidia_fs && !compat)
 			return end(HR__CF_NOT_INITIALIZED);
 	}
@@ -400,11 +400,12 @@ struct hr__cf_error cuFileStatsStart(void)
 	return end(0);
 }
 
-struct hr__cf_error cuFileGetStatsL3(void *out)
+struct hr__cf_error cuFileGetStatsL3(struct hr__cf_stats *stats)
 {
 	struct hr__cf_gpu_stats gpu = {"", 0, 0, 0, 0, 0, 0, 0, 0};
-	size_t at = settings.version < 1190 ? 1024 : 1136, bytes = settings.version < 1190 ? 5000 : 5112;
+	size_t at = settings.version < 1190 ? 1024 : 1136, bytes = at + 8 + HR__CF_STATS_GPU_BYTES;
 	uint32_t n = 1;
+	void *out = stats;
 
 	BEGIN(true);
 	memset(out, 0, bytes);

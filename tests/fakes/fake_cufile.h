@@ -16,6 +16,7 @@
  *   bar_kib=0        what cuFileGetBARSizeInKB says; 0 = nothing of use
  *   room_kib=0       what can be registered in all; 0 = anything
  *   busy=0           so many deregistrations of memory are refused
+ *   others=0         1: something else in the process has started the driver before, with the settings as shipped
  *   seed=1           of delays
  *   strict=1         an error of the caller's ends the process with a message; 0 only counts it
  *
