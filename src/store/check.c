@@ -7,10 +7,10 @@
  */
 #include "check.h"
 
+#include "copy_out.h"
 #include "core/arith.h"
 #include "core/error.h"
 #include "core/mem.h"
-#include "copy_out.h"
 #include "store.h"
 
 #include <stdarg.h>

@@ -242,8 +242,7 @@ static void check_outcome(struct trial *trial, const uint8_t *states)
 		return;
 	trial->n_states++;
 	image_start(&image, trial->disk, states, false);
-	if (look(trial, &image, &wants_mending) && wants_mending &&
-	    (trial->thorough || trial->n_states % 7 == 0))
+	if (look(trial, &image, &wants_mending) && wants_mending && (trial->thorough || trial->n_states % 7 == 0))
 		mend(trial, states);
 	image_end(&image);
 }
