@@ -7,7 +7,8 @@
 #include <string.h>
 
 #ifdef HR_TEST
-extern const struct hr__engine_ops hr__engine_fake, hr__engine_fake_queue; /* tests/fakes/fake_engine.c */
+/* tests/fakes/fake_engine.c */
+extern const struct hr__engine_ops hr__engine_fake, hr__engine_fake_queue, hr__engine_fake_window;
 #endif
 
 static const struct hr__engine_ops *const engines[] = {
@@ -18,6 +19,7 @@ static const struct hr__engine_ops *const engines[] = {
 #ifdef HR_TEST
 	&hr__engine_fake,
 	&hr__engine_fake_queue,
+	&hr__engine_fake_window,
 #endif
 	NULL,
 };

@@ -127,11 +127,11 @@ static void read_through(struct hr__io *io, uint64_t number)
 	} while (!hr__io_advance(io, got));
 }
 
-static void read_fake(void *state, struct hr__io *io)
+/* The number of a read that begins; it hangs here if it is one that does. */
+static uint64_t begin_read(void)
 {
 	uint64_t number;
 
-	(void)state;
 	pthread_mutex_lock(&lock);
 	number = ++n_reads;
 	if (hangs(number)) {
@@ -141,7 +141,13 @@ static void read_fake(void *state, struct hr__io *io)
 		n_hanging--;
 	}
 	pthread_mutex_unlock(&lock);
-	read_through(io, number);
+	return number;
+}
+
+static void read_fake(void *state, struct hr__io *io)
+{
+	(void)state;
+	read_through(io, begin_read());
 }
 
 static int probe(const struct hr__file *file, char *reason, size_t reason_bytes)
@@ -237,6 +243,26 @@ static void wake_fake(void *state)
 	pthread_mutex_unlock(&lock);
 }
 
+/* ---- windows: the mapped engine's, offered late or not at all ---- */
+
+static void read_window(void *state, struct hr__io *io)
+{
+	uint64_t number = begin_read();
+
+	if (!misbehave(io, number))
+		hr__engine_mapped.read(state, io);
+}
+
+static int open_window(void *state, const struct hr__engine_env *env, char *reason, size_t reason_bytes)
+{
+	return hr__engine_mapped.open(state, env, reason, reason_bytes);
+}
+
+static void release_window(void *state, struct hr__io *io)
+{
+	hr__engine_mapped.release(state, io);
+}
+
 const struct hr__engine_ops hr__engine_fake = {
 	.name = "fake",
 	.id = HR_N_ENGINES - 1,
@@ -257,5 +283,18 @@ const struct hr__engine_ops hr__engine_fake_queue = {
 	.submit = submit_fake,
 	.reap = reap_fake,
 	.wake = wake_fake,
+	.close = close_fake,
+};
+
+const struct hr__engine_ops hr__engine_fake_window = {
+	.name = "fake-window",
+	.id = HR_N_ENGINES - 3,
+	.caps = HR__ENGINE_BLOCKING | HR__ENGINE_ON_REQUEST,
+	.staging = HR__STAGING_WINDOW,
+	.state_bytes = 256, /* the mapped engine's, and more */
+	.probe = probe,
+	.open = open_window,
+	.read = read_window,
+	.release = release_window,
 	.close = close_fake,
 };

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two engines of test builds, "fake" (blocking) and "fake-queue" (queued), that read the real file and misbehave as
- * told: short reads, an error at a chosen read or byte, reads that hang until they are let go, completions that come
- * late and out of order. They are used when asked for by name only. Settings hold for loaders opened afterwards; set
- * them with no loader open.
+ * Engines of test builds, "fake" (blocking) and "fake-queue" (queued), that read the real file and misbehave as told:
+ * short reads, an error at a chosen read or byte, reads that hang until they are let go, completions that come late
+ * and out of order; and "fake-window", which offers windows as the mapped engine does, and hangs or fails. They are
+ * used when asked for by name only. Settings hold for loaders opened afterwards; set them with no loader open.
  */
 #ifndef HR_TESTS_FAKE_ENGINE_H
 #define HR_TESTS_FAKE_ENGINE_H

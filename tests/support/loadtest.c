@@ -227,6 +227,22 @@ bool has_device(const char *spec)
 	return true;
 }
 
+bool has_engine(const char *spec, const char *engine)
+{
+	struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
+	hr_loader *loader = NULL;
+	hr_device *device;
+	bool can;
+
+	if (hr_device_open(spec, &device))
+		return false;
+	opts.engine = engine;
+	can = hr_loader_open(device, &opts, &loader) == 0;
+	hr_loader_close(loader, HR_FOREVER);
+	hr_device_close(device);
+	return can;
+}
+
 uint64_t proc_status(const char *field)
 {
 	FILE *file = fopen("/proc/self/status", "r");

@@ -52,6 +52,8 @@ int load_by_feed(hr_loader *loader, hr_model *model, const struct hr_feed_opts *
 
 /* Whether a device of this name can be opened here. */
 bool has_device(const char *spec);
+/* Whether a loader with this engine can be opened on it. */
+bool has_engine(const char *device, const char *engine);
 /* What /proc/self/status says of a field ("VmRSS", "Threads"); 0 if it is not there. */
 uint64_t proc_status(const char *field);
 uint64_t now_ms(void);

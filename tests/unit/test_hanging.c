@@ -92,11 +92,13 @@ static void check_works(struct hung *h)
 
 static void on_every_device_and_engine(void (*body)(const char *device, const char *engine))
 {
-	static const char *const devices[] = {"cpu", "cuda:0"}, *const engines[] = {"fake", "fake-queue"};
+	static const char *const devices[] = {"cpu", "cuda:0"}, *const engines[] = {"fake", "fake-queue",
+										    "fake-window"};
 
 	for (size_t d = 0; d < 2; d++)
-		for (size_t e = 0; e < 2 && has_device(devices[d]); e++)
-			body(devices[d], engines[e]);
+		for (size_t e = 0; e < 3; e++)
+			if (has_engine(devices[d], engines[e]))
+				body(devices[d], engines[e]);
 }
 
 static void deadline(const char *device, const char *engine)
