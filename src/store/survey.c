@@ -57,6 +57,8 @@ int hr__store_floor(hr_store *store, uint64_t generation, uint64_t *floor)
 {
 	int code = ask_leases(store);
 
+	if (HR__MUTANT(HR__MUTANT_IGNORE_LEASES))
+		store->lowest_lease = UINT64_MAX;
 	*floor = hr__max_u64(newest(store)->floor_gen, hr__min_u64(generation, store->lowest_lease));
 	return code;
 }

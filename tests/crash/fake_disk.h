@@ -44,6 +44,7 @@ struct fake_disk {
 	uint64_t bytes;
 	uint32_t n_sectors, lba_bytes;
 	uint8_t *durable, *now; /* without and with what is pending */
+	uint8_t *touched;       /* of each 64 KiB: whether anything was ever written to it */
 	struct pending *pending;
 	uint32_t n_pending, room_pending;
 	uint32_t *last; /* of each sector: its last pending write, or UINT32_MAX */

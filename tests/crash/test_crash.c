@@ -17,6 +17,7 @@
  * A quick run goes through a part; HR_CRASH_ALL=1 in the environment goes through all.
  */
 #include "fake_disk.h"
+#include "storetest.h"
 
 #include "core/hash.h"
 #include "store/copy_out.h"
@@ -72,39 +73,6 @@ struct trial {
 	struct test_random random;
 	char first_bad[400];
 };
-
-static char *sources;
-
-/* ---- what a generation holds ---- */
-
-static uint64_t fingerprint(const struct hr__manifest *manifest)
-{
-	static const struct hr__hash_key key = {3, 4};
-	uint64_t sum = 0;
-
-	for (uint32_t m = 0; m < manifest->models.n; m++) {
-		struct hr__model_record model;
-
-		hr__manifest_model(manifest, m, &model);
-		for (uint32_t i = 0; i < model.n_members; i++) {
-			uint8_t text[2 * HR__MAX_NAME + 64];
-			struct hr__member member;
-			struct hr__object object;
-			size_t n = 0;
-
-			hr__manifest_member(manifest, model.first_member + i, &member);
-			hr__manifest_object(manifest, member.object, &object);
-			memcpy(text, model.name, model.name_len);
-			n = model.name_len;
-			text[n++] = '/';
-			memcpy(text + n, member.name, member.name_len);
-			n += member.name_len;
-			memcpy(text + n, object.payload_sha256, 32);
-			sum += hr__hash(&key, text, n + 32);
-		}
-	}
-	return sum;
-}
 
 /* ---- one outcome ---- */
 
@@ -172,7 +140,7 @@ static bool look(struct trial *trial, struct image *image, bool *wants_mending)
 			bad(trial, "it does not open");
 		return false;
 	}
-	found = fingerprint(&snapshot->manifest);
+	found = models_fingerprint(&snapshot->manifest);
 	good = found == trial->before || found == trial->after;
 	if (!good)
 		bad(trial, "it has neither the old nor the new models");
@@ -331,7 +299,7 @@ static int run_op(struct fake_disk *disk, hr_store **store, const struct op *op)
 	struct hr_store_import_opts opts = HR_STORE_IMPORT_OPTS_INIT;
 	char path[512];
 
-	snprintf(path, sizeof(path), "%s/%s", sources, op->source ? op->source : "");
+	snprintf(path, sizeof(path), "%s/%s", store_sources, op->source ? op->source : "");
 	opts.threads = 1;
 	opts.flags = op->what == OP_REPLACE ? HR_IMPORT_REPLACE : 0;
 	opts.commit_bytes = op->what == OP_IMPORT_IN_STEPS ? 1 : 0;
@@ -365,7 +333,7 @@ static void learn(uint64_t expected[N_OPS])
 		int code = run_op(disk, &store, &all_ops[i]);
 
 		assert_int_equal(code, all_ops[i].what == OP_CANCEL ? HR_E_CANCELLED : 0);
-		expected[i] = fingerprint(&store->now->manifest);
+		expected[i] = models_fingerprint(&store->now->manifest);
 	}
 	hr_store_close(store);
 	fake_disk_free(disk);
@@ -476,48 +444,6 @@ static void space_used_again_too_early_is_caught(void **state)
 	must_be_caught(HR__MUTANT_REUSE_EARLY, "retired space used again too early");
 }
 
-/* ---- sources ---- */
-
-static void make_source(const char *name, const char *const *shards, size_t n, uint64_t seed)
-{
-	char *dir = path_in(sources, name), command[600];
-
-	snprintf(command, sizeof(command), "mkdir -p %s", dir);
-	assert_int_equal(system(command), 0);
-	for (size_t i = 0; i < n; i++) {
-		const struct test_tensor tensors[] = {{"w", "F32", 4000 + 4 * (seed + i)}, {"b", "U8", 100 + i}};
-		char *path = path_in(dir, shards[i]);
-
-		write_safetensors(path, tensors, 2, i == 0 ? 7 : seed + i); /* the first is the same in all */
-		free(path);
-	}
-	snprintf(command, sizeof(command), "%s/config.json", dir);
-	write_file(command, name, strlen(name));
-	free(dir);
-}
-
-static int make_sources(void **state)
-{
-	static const char *const three[] = {"m-1.safetensors", "m-2.safetensors", "m-3.safetensors"};
-
-	(void)state;
-	sources = make_temp_dir();
-	make_source("a", three, 2, 10);
-	make_source("b", three, 3, 20);
-	make_source("c", three, 2, 30);
-	make_source("d", three, 3, 40);
-	make_source("e", three, 1, 50);
-	return 0;
-}
-
-static int remove_sources(void **state)
-{
-	(void)state;
-	remove_tree(sources);
-	free(sources);
-	return 0;
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -529,5 +455,5 @@ int main(void)
 		cmocka_unit_test(space_used_again_too_early_is_caught),
 	};
 
-	return cmocka_run_group_tests(tests, make_sources, remove_sources);
+	return cmocka_run_group_tests(tests, make_store_sources, remove_store_sources);
 }
