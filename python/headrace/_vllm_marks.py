@@ -32,7 +32,7 @@ class Mark(typing.NamedTuple):
         """Whether what was written is still there: of NaN any, of bytes all."""
         if self.written is None:
             return bool(torch.isnan(self.view).any())
-        return torch.equal(self.view, self.written)
+        return bool(torch.equal(self.view, self.written))
 
 
 def set_marks(model: torch.nn.Module, is_draft: bool = False) -> typing.List[Mark]:
