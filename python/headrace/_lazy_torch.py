@@ -18,6 +18,7 @@ from headrace import _native as native
 from headrace._lazy import LazyModel
 from headrace._native import Model
 from headrace._pager import Attachment, attach
+from headrace._weight_groups import Joined
 
 
 class TorchModel(LazyModel):
@@ -139,10 +140,10 @@ def _compute_buffers(root: Any, device: torch.device) -> None:
                 raise ValueError(f"buffer {label} is in no file, and transformers does not compute it: LazyModel cannot run this model")
 
 
-def _names_in(module: Any, source: Model) -> dict[str, str]:
+def _names_in(module: Any, source: Model) -> dict[str, str | Joined]:
     """From the module's names to the checkpoint's, as transformers' own loading has it."""
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
     state = {
         name: tensor for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
@@ -150,19 +151,44 @@ def _names_in(module: Any, source: Model) -> dict[str, str]:
     steps = get_model_conversion_mapping(module)
     renamings = [step for step in steps if isinstance(step, WeightRenaming)]
     converters = [step for step in steps if isinstance(step, WeightConverter)]
-    found: dict[str, str] = {}
-    for name in source.names:
+    by_pattern = {pattern: step for step in converters for pattern in step.source_patterns}
+    found: dict[str, str | Joined] = {}
+    parts: dict[str, dict[str, list[str]]] = {}
+    for name in sorted(source.names, key=dot_natural_key):
         renamed, pattern = rename_source_key(name, renamings, converters, module.base_model_prefix, state)
         if renamed not in state and name in state:
             renamed, pattern = rename_source_key(name, [], [], module.base_model_prefix, state)
-        if pattern is not None and renamed in state:
-            raise ValueError(
-                f"transformers builds {renamed} from several tensors of the checkpoint, {name!r} among them: LazyModel cannot; save the "
-                "model in the form that transformers has in memory"
-            )
-        if renamed in state:
+        if renamed in state and pattern is None:
             found[renamed] = name
+        elif renamed in state:
+            parts.setdefault(renamed, {}).setdefault(pattern, []).append(name)
+    for renamed, names in parts.items():
+        found[renamed] = _joined(renamed, names, by_pattern[next(iter(names))])
     return found
+
+
+def _joined(renamed: str, names: dict[str, list[str]], converter: Any) -> Joined:
+    """What transformers makes of several tensors: experts on top of one another, gate and up beside each other."""
+    steps = [(type(step).__name__, getattr(step, "dim", 0)) for step in converter.operations]
+    kinds = [kind for kind, _ in steps]
+    if kinds not in (["MergeModulelist"], ["MergeModulelist", "Concatenate"], ["Concatenate"]) or len(converter.target_patterns) != 1:
+        some = next(iter(names.values()))[0]
+        raise ValueError(
+            f"transformers builds {renamed} of {some!r} and others in a way that LazyModel does not know ({', '.join(kinds)}); save the "
+            "model in the form that transformers has in memory"
+        )
+    lists = [names[pattern] for pattern in converter.source_patterns if pattern in names]
+    lengths = [len(some) for some in lists]
+
+    def join(tensors: list[torch.Tensor]) -> torch.Tensor:
+        rest = iter(tensors)
+        groups = [[next(rest) for _ in range(n)] for n in lengths]
+        if kinds == ["Concatenate"]:
+            return torch.cat([tensor for group in groups for tensor in group], dim=steps[0][1])
+        stacked = [torch.stack(group, dim=steps[0][1]) for group in groups]
+        return torch.cat(stacked, dim=steps[1][1]) if len(steps) > 1 else stacked[0]
+
+    return Joined([name for some in lists for name in some], join)
 
 
 # ------------------------------------------------------------------------------------------------------------------ general names

@@ -28,12 +28,12 @@ from headrace._errors import Error
 from headrace._native import Lease, Model, parse_size
 from headrace._room import room_of
 from headrace._torch_memory import allocator, granularity_of
-from headrace._weight_groups import Place, Shelf, Weight, WeightGroup, buffer_from, lengths
+from headrace._weight_groups import Joined, Place, Shelf, Weight, WeightGroup, buffer_from, lengths
 from headrace._weights import LazyWeight
 
 _attached: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()
 
-NameOf = Callable[[str], str | None]
+NameOf = Callable[[str], str | Joined | None]
 
 
 class Page:
@@ -108,6 +108,8 @@ class Attachment:
                     continue
                 label = f"{prefix}.{name}" if prefix else name
                 source = None if name in module._non_persistent_buffers_set else names(label)
+                if isinstance(source, Joined):
+                    raise ValueError(f"buffer {label} would have to be joined of several tensors: that is for parameters")
                 if source is not None:
                     info = self.model.tensor(source)
                     tensor = buffer_from(self._shelf, info, buffer)
@@ -327,7 +329,7 @@ def _weights_of(root: nn.Module, shelf: Shelf, names: NameOf, strict: bool) -> l
     for key, parameter in parameters.items():
         source = next((name for name in map(names, labels[key]) if name is not None), None)
         if source is not None:
-            weight = Weight(shelf, labels[key][0], shelf.model.tensor(source), parameter)
+            weight = Weight(shelf, labels[key][0], source, parameter)
             weight.places = places[key]
             found.append(weight)
         elif strict or parameter.is_meta:
@@ -352,7 +354,7 @@ def _choose_rows(weights: Iterable[Weight], budget: int) -> None:
         tables = [
             module for module, name in weight.places if isinstance(module, nn.Embedding) and name == "weight" and module.max_norm is None
         ]
-        weight.by_rows = bool(tables) and weight.nbytes > budget // 4
+        weight.by_rows = bool(tables) and weight.join is None and weight.nbytes > budget // 4
 
 
 def _cut(root: nn.Module, shelf: Shelf, weights: list[Weight], room: int, casts: bool = False) -> list[_units.Unit]:
@@ -442,7 +444,7 @@ def attach(
     cache: Cache | None = None,
     policy: str = "loop",
     prefetch: int = 1,
-    names: Mapping[str, str] | Callable[[str], str | None] | None = None,
+    names: Mapping[str, str | Joined] | NameOf | None = None,
     strict: bool = True,
     trace: str | os.PathLike[str] | None = None,
     **loader_options: Any,
@@ -501,7 +503,7 @@ def _room_for(module: nn.Module, shelf: Shelf, weights: list[Weight], budget: in
     return room - _most_cast(_cut(module, shelf, weights, room, casts=True), _by_place(weights))
 
 
-def _name_of(names: Mapping[str, str] | NameOf | None, model: Model) -> NameOf:
+def _name_of(names: Mapping[str, str | Joined] | NameOf | None, model: Model) -> NameOf:
     if names is None:
         return lambda name: name if name in model else None
     if callable(names):

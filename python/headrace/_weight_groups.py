@@ -7,8 +7,9 @@ them, and autograd refuses them. Each keeps the memory that it shares.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -34,7 +35,7 @@ class Shelf:
 
     def charge(self, weights: Iterable[Weight]) -> int:
         """What a group of them counts against a budget."""
-        whole = sum(-(-weight.nbytes // 256) * 256 for weight in weights)
+        whole = sum(weight.padded_bytes for weight in weights)
         step = self.granularity or (256 if whole < 2 << 20 else 4096)
         return -(-whole // step) * step
 
@@ -53,17 +54,31 @@ class Shelf:
         return torch.from_dlpack(memory).untyped_storage()
 
 
+@dataclass(frozen=True)
+class Joined:
+    """Tensors of the checkpoint that are one weight of the module, and how: join() gives the weight of them all."""
+
+    names: Sequence[str]
+    join: Callable[[list[torch.Tensor]], torch.Tensor]
+
+
 class Weight:
     """One weight: where it belongs in the module, and where it is in the checkpoint. A Source of LazyWeight."""
 
-    def __init__(self, shelf: Shelf, label: str, info: TensorInfo, parameter: torch.Tensor) -> None:
-        self.shelf, self.label, self.info = shelf, label, info
-        self.stored, self.shape = _convert.torch_dtype_and_shape(info.dtype, info.shape)
+    def __init__(self, shelf: Shelf, label: str, source: str | Joined, parameter: torch.Tensor) -> None:
+        self.shelf, self.label = shelf, label
+        self.join = source.join if isinstance(source, Joined) else None
+        self.parts = [shelf.model.tensor(name) for name in (source.names if isinstance(source, Joined) else [source])]
+        self.info = self.parts[0]
+        found = [_convert.torch_dtype_and_shape(info.dtype, info.shape) for info in self.parts]
+        self.stored, self.shape = found[0][0], found[0][1]
+        if self.join is not None:
+            self.shape = tuple(self.join([torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in found]).shape)
         if self.shape != tuple(parameter.shape):
-            raise ValueError(f"{label} has the shape {tuple(parameter.shape)}, and {info.name!r} of the checkpoint {self.shape}")
+            raise ValueError(f"{label} has the shape {tuple(parameter.shape)}, and {self.info.name!r} of the checkpoint {self.shape}")
         self.dtype: torch.dtype = parameter.dtype
         if self.dtype != self.stored and not (self.dtype.is_floating_point and self.stored.is_floating_point):
-            raise ValueError(f"{label} is {self.dtype}, and {info.name!r} of the checkpoint {self.stored}: these are not converted")
+            raise ValueError(f"{label} is {self.dtype}, and {self.info.name!r} of the checkpoint {self.stored}: these are not converted")
         self.strides = torch.empty(self.shape, device="meta").stride()
         self.requires_grad = parameter.requires_grad
         self.device = shelf.device
@@ -75,12 +90,17 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """In the checkpoint and in the cache."""
-        return self.info.nbytes
+        return sum(info.nbytes for info in self.parts)
+
+    @property
+    def padded_bytes(self) -> int:
+        """In a group, where each tensor begins at a multiple of 256."""
+        return sum(-(-info.nbytes // 256) * 256 for info in self.parts)
 
     @property
     def cast_bytes(self) -> int:
-        """Of the copy in another dtype that is made while it is used; 0 if none is."""
-        return 0 if self.dtype == self.stored else math.prod(self.shape) * self.dtype.itemsize
+        """Of the copy that is made while it is used, if it has another dtype or is joined of several tensors; else 0."""
+        return 0 if self.dtype == self.stored and self.join is None else math.prod(self.shape) * self.dtype.itemsize
 
     def borrow(self) -> _Borrowed:
         """The weight, as long as the context lasts."""
@@ -131,10 +151,11 @@ class WeightGroup:
 
     def __init__(self, shelf: Shelf, weights: Sequence[Weight], label: str) -> None:
         self.shelf, self.weights = shelf, list(weights)
-        self.group: Group = shelf.cache.group(shelf.model, [weight.info.name for weight in weights], label)
+        self.group: Group = shelf.cache.group(shelf.model, [info.name for weight in weights for info in weight.parts], label)
         self.charge = shelf.cache.charge(self.group)
         self.cast_bytes = sum(weight.cast_bytes for weight in weights)
-        self.where = {id(weight): offset for weight, offset in zip(weights, self.group.offsets)}
+        offsets = iter(self.group.offsets)
+        self.where = {id(weight): [next(offsets) for _ in weight.parts] for weight in weights}
         for weight in weights:
             weight.group = self
 
@@ -153,10 +174,15 @@ class WeightGroup:
             return [self._tensor(storage, weight) for weight in ([only] if only else self.weights)]
 
     def _tensor(self, storage: Any, weight: Weight) -> torch.Tensor:
-        # What is made in inference mode and given its memory is an inference tensor; a view of the storage's own tensor would not be.
-        made = torch.empty((0,), dtype=weight.stored, device=weight.device)
-        made.set_(storage, self.where[id(weight)] // weight.stored.itemsize, weight.shape, weight.strides)
-        return nn.Parameter(made if weight.stored == weight.dtype else made.to(weight.dtype), requires_grad=False)
+        parts = []
+        for info, offset in zip(weight.parts, self.where[id(weight)]):
+            # What is made in inference mode and given its memory is an inference tensor; a view of the storage's own tensor is not.
+            dtype, shape = _convert.torch_dtype_and_shape(info.dtype, info.shape) if weight.join else (weight.stored, weight.shape)
+            made = torch.empty((0,), dtype=dtype, device=weight.device)
+            strides = made.new_empty(shape, device="meta").stride() if weight.join else weight.strides
+            parts.append(made.set_(storage, offset // dtype.itemsize, shape, strides))
+        whole = weight.join(parts) if weight.join else parts[0]
+        return nn.Parameter(whole if whole.dtype == weight.dtype else whole.to(weight.dtype), requires_grad=False)
 
 
 def buffer_from(shelf: Shelf, info: TensorInfo, like: torch.Tensor) -> torch.Tensor:

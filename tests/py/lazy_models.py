@@ -20,11 +20,18 @@ CONFIGS = {
     "mistral": lambda: transformers.MistralConfig(**SMALL),
     "gemma": lambda: transformers.GemmaConfig(**SMALL),
     "gemma3": lambda: transformers.Gemma3TextConfig(**SMALL),
+    "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3, experts": lambda: transformers.Qwen3MoeConfig(
+        **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, decoder_sparse_step=1
+    ),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=4, n_positions=64),
     "bert": lambda: transformers.BertConfig(
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64
     ),
 }  # fmt: skip
+
+
+EXPERTS = ("mixtral", "qwen3, experts")
 
 
 def make(kind, folder, seed=1, **save):
