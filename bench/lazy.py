@@ -413,9 +413,11 @@ def tell(what, arguments, found):
         "machine": platform.machine(),
         "kernel": platform.release(),
         "gpu": gpu,
+        "load_average": os.getloadavg()[0],
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * 4096,
     }
-    versions = {"headrace": headrace.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    commit = subprocess.run(["git", "-C", HERE, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False).stdout.strip()
+    versions = {"headrace": headrace.__version__, "commit": commit, "torch": torch.__version__, "python": platform.python_version()}
     document = {
         "benchmark": f"lazy {what}",
         "command": " ".join(sys.argv),
