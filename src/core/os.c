@@ -462,6 +462,14 @@ void hr__os_touch(void *memory, size_t bytes)
 		((volatile char *)memory)[i] = 0;
 }
 
+void hr__os_claim(void *block, size_t bytes)
+{
+	uintptr_t end = (uintptr_t)block + bytes;
+
+	for (uintptr_t page = hr__round_up((uintptr_t)block, HUGE_PAGE); page < end; page += HUGE_PAGE)
+		*(volatile char *)page = 0;
+}
+
 const volatile uint32_t *hr__os_fork_mark_new(void)
 {
 	uint32_t *page;

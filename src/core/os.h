@@ -128,6 +128,8 @@ void hr__os_let_go(void *memory, size_t bytes);
 void hr__os_bury(void *memory, size_t bytes);
 /* Makes the pages exist, for the part of staging memory that one thread sets up. */
 void hr__os_touch(void *memory, size_t bytes);
+/* Makes the huge pages exist that begin in a block whose bytes do not matter any more; one store for each. */
+void hr__os_claim(void *block, size_t bytes);
 /* Asks for huge pages where the block holds whole ones. */
 void hr__os_wish_huge(void *block, size_t bytes);
 size_t hr__os_page_bytes(void);

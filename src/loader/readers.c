@@ -145,7 +145,9 @@ static bool may_go_straight(const hr_loader *loader, const struct hr__slot *slot
 	       !slot->job->blocks && slot->chunk.last < n_bound;
 }
 
-/* Points the read at its destinations; gaps between them go into the slot, which nobody reads. */
+/* Points the read at its destinations; gaps between them go into the slot, which nobody reads. Where a destination is
+ * fresh memory, a chunk's first bytes lie in the huge page that the chunk before begins, and its reader is at it at the
+ * same moment: whoever of the two comes second clears the page in vain. So each claims the pages that begin with it. */
 static void aim_straight(struct hr__reader *reader, struct hr__slot *slot)
 {
 	const struct hr_job *job = slot->job;
@@ -159,7 +161,9 @@ static void aim_straight(struct hr__reader *reader, struct hr__slot *slot)
 			continue;
 		if (piece.at > at)
 			reader->iov[n++] = (struct iovec){slot->memory, (size_t)(piece.at - at)};
-		reader->iov[n++] = (struct iovec){job->targets[span].at + piece.from, (size_t)piece.bytes};
+		reader->iov[n] = (struct iovec){job->targets[span].at + piece.from, (size_t)piece.bytes};
+		hr__os_claim(reader->iov[n].iov_base, reader->iov[n].iov_len);
+		n++;
 		at = piece.at + piece.bytes;
 	}
 	slot->io.staged = false;

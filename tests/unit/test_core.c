@@ -270,6 +270,28 @@ static void memory_and_cpus_are_asked_of_the_system(void **state)
 	hr__os_unmap(memory, 8 << 20);
 }
 
+static void claims_only_the_first_byte_of_pages_that_begin_in_a_block(void **state)
+{
+	const size_t huge = (size_t)2 << 20;
+	unsigned char *memory;
+	void *map;
+
+	(void)state;
+	assert_int_equal(hr__os_map(4 * huge, &map), 0);
+	memory = map;
+	memset(memory, 0xAA, 4 * huge);
+	hr__os_claim(memory + 1, huge - 1); /* none begins here */
+	hr__os_claim(memory + huge - 10, 10);
+	hr__os_claim(memory + huge, 0);
+	assert_null(memchr(memory, 0, 4 * huge));
+	hr__os_claim(memory + huge - 10, huge + 11); /* two do, the last with one byte */
+	assert_int_equal(memory[huge], 0);
+	assert_int_equal(memory[2 * huge], 0);
+	memory[huge] = memory[2 * huge] = 0xAA;
+	assert_null(memchr(memory, 0, 4 * huge));
+	hr__os_unmap(map, 4 * huge);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -287,6 +309,7 @@ int main(void)
 		cmocka_unit_test(residency_tells_cached_from_dropped),
 		cmocka_unit_test(the_fork_mark_reads_zero_in_a_child),
 		cmocka_unit_test(memory_and_cpus_are_asked_of_the_system),
+		cmocka_unit_test(claims_only_the_first_byte_of_pages_that_begin_in_a_block),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
