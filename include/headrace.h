@@ -479,7 +479,8 @@ HR_API int hr_get(hr_loader *loader, hr_model *model, uint64_t tensor, hr_buffer
 /** hr_map_opts.flags: have all of the tensor in the page cache and in the page table before the call returns. Blocks on
  * storage; the first touch of each page then costs nothing. */
 #define HR_MAP_POPULATE 1u
-/** hr_map_opts.flags: begin to read the tensor into the page cache, and do not wait for it. */
+/** hr_map_opts.flags: begin to read the tensor into the page cache, and do not wait for the rest. Takes more CPU
+ * time in all than HR_MAP_POPULATE, since the kernel reads ahead into small pages. */
 #define HR_MAP_AHEAD 2u
 
 /** How to map. */
