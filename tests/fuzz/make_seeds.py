@@ -13,6 +13,7 @@ import os
 import random
 import re
 import shlex
+import struct
 import subprocess
 import sys
 import tempfile
@@ -67,7 +68,47 @@ def command_lines():
     return lines + LINES
 
 
+STORE_UUID = b"0123456789abcde\0"
+
+
+def store_records():
+    """One sound record of each kind, and small manifests (fuzz_store.c puts checksums and heads right)."""
+    mib = 1 << 20
+    head = bytes(12) + struct.pack("<HH", 1, 0) + STORE_UUID
+    label = head + struct.pack("<3Q4Q2I4BI2Q2I", 0, 0, 0, 65536, 0, 64 * mib, 64 * mib, 512, 4096, 16, 12, 0, 0, 0, 4 * mib, 1, 6, 0)
+    root = head + struct.pack("<7Q", 3, 131072, 2, 60 * mib, 500, 4 * mib, 5 * mib) + bytes(32) + struct.pack("<2IQ", 1, 1, 131072)
+    footer = head + bytes(16) + struct.pack("<3QIBBH2Q", 4 * mib, 131072, 1000, 0, 1, 16, 0, 3, 100) + bytes(64)
+    footer += struct.pack("<2QI", 65536, 4100, 1)
+
+    def manifest(names, n_objects, retired=()):
+        objects = b"".join(
+            bytes([i]) * 16 + struct.pack("<2QI2BH2Q", (4 + i) * mib, 131072, 0, 1, 16, 0, 1000, 100) + bytes(64) +
+            struct.pack("<2Q", 65536, 4100) + bytes(32) + struct.pack("<2IQ", 1, 0, 2) + bytes(72) for i in range(n_objects))
+        models, members, strings = b"", b"", b""
+        for model, files in names:
+            models += struct.pack("<Q4I", len(strings), len(model), len(files), len(members) // 16, 0)
+            models += bytes(16) + struct.pack("<2Q2I", 2, len(strings), len(model), 0)
+            strings += model
+            for number, file in enumerate(files):
+                members += struct.pack("<Q2I", len(strings), number % max(n_objects, 1), len(file))
+                strings += file
+        gone = b"".join(struct.pack("<3Q", *extent) for extent in retired)
+        at, tables = 160, b""
+        for table, size in ((objects, 256), (models, 64), (members, 16), (gone, 24)):
+            tables += struct.pack("<Q2I", at, len(table) // size, size)
+            at += len(table)
+        body = objects + models + members + gone + strings
+        return head + struct.pack("<2Q", 5, 160 + len(body)) + tables + struct.pack("<2Q", at, len(strings)) + bytes(32) + body
+
+    manifests = [manifest([], 0), manifest([(b"m", [b"a"])], 1), manifest([(b"a", [b"b", b"c/d"]), (b"\xc3\xa4", [b"x"])], 3),
+                 manifest([(b"m", [b"a"])], 2, [(30 * mib, 65536, 2), (40 * mib, 131072, 4)]), manifest([(b"m", [b"../a"])], 1),
+                 manifest([(b"b", [b"x"]), (b"a", [b"x"])], 1), manifest([(b"m", [b"a", b"a"])], 1)]
+    return [b"\0" + label, b"\1" + root, b"\2" + footer, b"\x80" + label] + [b"\3" + body for body in manifests]
+
+
 def contents(target):
+    if target == "store":
+        return store_records()
     if target == "digests":
         return [text.encode() for text in DIGESTS]
     if target == "args":
