@@ -326,7 +326,7 @@ static void json_result(struct cli_json *json, const struct bench *bench, const 
 	cli_json_u64(json, "staging_bytes", stats->staging_bytes);
 	cli_json_u64(json, "slots", stats->n_slots);
 	cli_json_u64(json, "peak_staging_bytes", stats->peak_staging_bytes);
-	cli_json_u64(json, "peak_pinned_bytes", bench->about.driver ? stats->staging_bytes : 0);
+	cli_json_u64(json, "peak_pinned_bytes", cli_pinned_bytes(bench->args->engine, bench->about.driver, stats));
 	cli_json_u64(json, "readers", stats->n_readers);
 	json_common(json, series);
 	json_figure(json, "first_tensor_ms", series, figure_first_ms);

@@ -62,8 +62,13 @@ static void put_memory(const struct load *load)
 	const struct hr_stats *stats = &load->transfer.stats;
 	char a[32], b[32];
 
+	uint64_t pinned = cli_pinned_bytes(load->args->engine, load->about.driver, stats);
+
 	printf("staging peak   %s of %s%s\n", cli_human(a, stats->peak_staging_bytes),
-	       cli_human(b, stats->staging_bytes), load->about.driver ? ", pinned" : "");
+	       cli_human(b, stats->staging_bytes),
+	       !pinned                         ? ""
+	       : pinned < stats->staging_bytes ? ", GPU memory"
+					       : ", pinned");
 	printf("resident peak  %s (VmHWM, the whole process%s)\n", cli_human(a, load->resident_bytes),
 	       load->about.driver ? "" : ", the tensors included");
 	printf("device memory  %s for tensors", cli_human(a, load->set.buffer_bytes));
@@ -109,7 +114,7 @@ static void json_memory(struct cli_json *json, const struct load *load)
 	cli_json_object(json, "memory");
 	cli_json_u64(json, "staging_bytes", t->stats.staging_bytes);
 	cli_json_u64(json, "peak_staging_bytes", t->stats.peak_staging_bytes);
-	cli_json_u64(json, "peak_pinned_bytes", load->about.driver ? t->stats.staging_bytes : 0);
+	cli_json_u64(json, "peak_pinned_bytes", cli_pinned_bytes(load->args->engine, load->about.driver, &t->stats));
 	cli_json_u64(json, "peak_resident_bytes", load->resident_bytes);
 	cli_json_u64(json, "buffer_bytes", load->set.buffer_bytes);
 	cli_json_u64(json, "device_taken_bytes", t->device_bytes);

@@ -80,7 +80,7 @@ static int take_sample(struct trial *t, struct doctor_series *series, struct doc
 	if (rc == 0) {
 		sample->gb_per_second = cli_rate(t->sample.bytes, transfer.elapsed_ns - transfer.setup_ns);
 		sample->cpu_per_gb = (double)transfer.cpu_ns / (double)t->sample.bytes;
-		series->pinned_bytes = t->d->facts.to_gpu ? transfer.stats.staging_bytes : 0;
+		series->pinned_bytes = cli_pinned_bytes(series->engine, t->d->facts.to_gpu, &transfer.stats);
 		if (transfer.stats.peak_staging_bytes > series->staging_peak_bytes)
 			series->staging_peak_bytes = transfer.stats.peak_staging_bytes;
 	} else if (rc != CLI_INTERRUPTED) {

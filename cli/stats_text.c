@@ -7,6 +7,7 @@
 #include "work.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 static uint64_t sum(const uint64_t *cached, const uint64_t *direct)
 {
@@ -79,4 +80,13 @@ void cli_json_waits(struct cli_json *json, const struct hr_stats *stats)
 	cli_json_real(json, "copies", total > 0 ? (double)stats->copy_wait_ns / total : 0);
 	cli_json_real(json, "cpu", total > 0 ? (double)stats->read_cpu_ns / total : 0);
 	cli_json_end(json);
+}
+
+uint64_t cli_pinned_bytes(const char *engine, uint32_t driver, const struct hr_stats *stats)
+{
+	if (!driver)
+		return 0;
+	if (engine && strcmp(engine, "cufile") == 0)
+		return (uint64_t)stats->n_slots * 4096;
+	return stats->staging_bytes;
 }

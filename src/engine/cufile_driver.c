@@ -70,18 +70,21 @@ const char *hr__cufile_text(int code, char *out, size_t out_bytes)
 /* Under the lock. */
 static int load(char *reason, size_t reason_bytes)
 {
-	static const char *const names[] = {"libcufile.so.0", "/usr/local/cuda/lib64/libcufile.so.0", NULL};
+	static const char *const names[] = {"libcufile.so.0", NULL};
+	static const char *const others[] = {"/usr/local/cuda/lib64/libcufile.so.0", NULL};
 	static const struct hr__dl_symbol symbols[] = {
 #define HR__CF_ROW(field, symbol, result, parameters, required) {offsetof(struct hr__cf_api, field), #symbol, required},
 		HR__CF_SYMBOLS(HR__CF_ROW)
 #undef HR__CF_ROW
 	};
-	char why[160];
+	const size_t n = sizeof(symbols) / sizeof(symbols[0]);
+	char why[160], ignored[160];
 
 	if (is_loaded)
 		return 0;
 	memset(&hr__cf_api, 0, sizeof(hr__cf_api));
-	if (hr__dl_load(names, symbols, sizeof(symbols) / sizeof(symbols[0]), &hr__cf_api, why, sizeof(why))) {
+	if (hr__dl_load(names, symbols, n, &hr__cf_api, why, sizeof(why)) &&
+	    hr__dl_load(others, symbols, n, &hr__cf_api, ignored, sizeof(ignored))) {
 		snprintf(reason, reason_bytes, "no usable cuFile library: %s", why);
 		return HR_E_UNSUPPORTED;
 	}
@@ -109,6 +112,11 @@ int hr__cufile_look(const struct hr__file *file, char *reason, size_t reason_byt
 	pthread_mutex_unlock(&lock);
 	if (!rc)
 		rc = has_modules(reason, reason_bytes);
+	if (!rc && !hr__os_is_there(NVIDIA_FS))
+		snprintf(
+			reason, reason_bytes,
+			"only when asked for: straight into GPU memory, but nvidia-fs is not loaded: by PCI peer-to-peer where "
+			"that works, else through host memory (--cufile compat) or not at all");
 	if (rc || !file || file->is_block || hr__os_variable("CUFILE_EXPERIMENTAL_FS") || hr__os_is_there(UDEV))
 		return rc;
 	snprintf(reason, reason_bytes,

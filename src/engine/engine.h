@@ -99,7 +99,8 @@ struct hr__engine_ops {
 	uint32_t caps;
 	enum hr__staging staging;
 	size_t state_bytes;
-	/* Whether it can be used here, and for this file if one is given. 0, or HR_E_UNSUPPORTED with the reason. */
+	/* Whether it can be used here, and for this file if one is given. 0, perhaps with a remark in `reason`, or
+	 * HR_E_UNSUPPORTED with the reason. */
 	int (*probe)(const struct hr__file *file, char *reason, size_t reason_bytes);
 	/* `state` is zeroed memory of state_bytes. 0, or HR_E_UNSUPPORTED or HR_E_NOMEM with the reason; staging on a
 	 * device: also HR_E_GDS, or HR_E_SPACE if less staging memory may do. */

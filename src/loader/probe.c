@@ -51,6 +51,9 @@ static void describe_engine(const struct hr__engine_ops *ops, const struct hr__f
 			out, out_bytes,
 			"only when asked for: one core registers the page cache's own pages with the GPU, which fetches them, and "
 			"whose other users wait meanwhile");
+	else if (ops->staging == HR__STAGING_DEVICE)
+		snprintf(out, out_bytes,
+			 "only when asked for: straight from storage into a window of GPU memory, registered once");
 	else if (!file)
 		snprintf(out, out_bytes, "%s; this process may use %u CPUs", kind, hr__os_cpus());
 	else if (file->direct_fd >= 0)
@@ -71,7 +74,7 @@ static void add_engines(struct rows *rows, const struct hr__file *file)
 			continue; /* a test's */
 		if (usable && (*ops)->staging != HR__STAGING_HOST)
 			usable = has_gpu(reason, sizeof(reason));
-		if (usable)
+		if (usable && !reason[0])
 			describe_engine(*ops, file, reason, sizeof(reason));
 		add(rows, "engine", (*ops)->name, usable, reason);
 	}
