@@ -73,7 +73,7 @@ static bool is_model_name(const char *name)
 	struct stat st;
 	size_t len = strlen(name);
 
-	if (strncmp(name, "store:", 6) == 0 || (stat(name, &st) == 0 && S_ISDIR(st.st_mode)))
+	if (cli_is_store(name) || (stat(name, &st) == 0 && S_ISDIR(st.st_mode)))
 		return true;
 	return (len > 12 && strcmp(name + len - 12, ".safetensors") == 0) ||
 	       (len > 5 && strcmp(name + len - 5, ".json") == 0);
@@ -263,7 +263,10 @@ static int run_windows(struct verify *v)
 
 static const char *expected_name(const struct verify *v)
 {
-	return v->args->against && !v->digests.path ? v->args->against : "a plain read of the same files";
+	if (v->args->against && !v->digests.path)
+		return v->args->against;
+	return cli_is_in_files(v->model) ? "a plain read of the same files"
+					 : "a read of the same store without a loader";
 }
 
 static void print_text(const struct verify *v)
@@ -433,7 +436,7 @@ const struct cli_command cli_cmd_verify = {
 		    "  headrace verify Llama-3.1-8B --json || echo broken\n",
 	.remarks = "A window is filled on the device while the one before it is compared, so a model larger than the\n"
 		   "device's memory passes too. The first difference is told with tensor and byte; the status is 1.\n"
-		   "WHAT is a directory, an index, a *.safetensors file, or a list of digests as 'headrace digest' or\n"
+		   "WHAT is a directory, an index, a *.safetensors file, store:PATH#MODEL, or a list of digests as 'headrace digest' or\n"
 		   "sha256sum writes it.\n",
 	.options = options,
 	.n_options = CLI_N(options),

@@ -61,6 +61,7 @@ struct doctor_facts {
 
 	/* where the model is: doctor_files.c, given `path` */
 	char path[4096]; /* resolved; empty: no model */
+	char block[32];  /* "259:1": the path is a block device with a store on it */
 	char fs[32];     /* "ext4" */
 	char mount[512];
 	char mount_options[512];

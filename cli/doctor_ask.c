@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #define DEFAULT_STAGING (UINT64_C(64) << 20)
@@ -41,16 +42,33 @@ static void ask_direct(struct doctor_facts *facts, const char *path)
 	close(fd);
 }
 
-static void ask_files(struct doctor *d)
+/* The first shard's file, or what the store is on that holds it; to be freed. NULL: neither is known. */
+static char *place_of_model(const struct doctor *d)
 {
 	struct hr_shard shard = HR_SHARD_INIT;
-	char path[PATH_MAX];
+	const char *name = d->args->names[0];
 
+	if (cli_is_store(name))
+		return cli_text("%.*s", (int)strcspn(name + strlen(CLI_STORE), "#"), name + strlen(CLI_STORE));
 	if (d->facts.n_shards == 0 || hr_model_shard(d->model, 0, &shard) || !cli_is_in_files(d->model))
-		return;
-	ask_direct(&d->facts, shard.path);
-	if (realpath(shard.path, path))
-		snprintf(d->facts.path, sizeof(d->facts.path), "%.4095s", path);
+		return NULL;
+	return cli_text("%s", shard.path);
+}
+
+static void ask_files(struct doctor *d)
+{
+	struct doctor_facts *facts = &d->facts;
+	char *place = place_of_model(d);
+	char path[PATH_MAX];
+	struct stat st;
+
+	if (place && realpath(place, path) && stat(path, &st) == 0) {
+		ask_direct(facts, path);
+		snprintf(facts->path, sizeof(facts->path), "%.4095s", path);
+		if (S_ISBLK(st.st_mode))
+			snprintf(facts->block, sizeof(facts->block), "%u:%u", major(st.st_rdev), minor(st.st_rdev));
+	}
+	cli_free(place);
 }
 
 /* What is in the page cache: asked as "load" to cpu would ask it. */

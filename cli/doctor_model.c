@@ -78,7 +78,9 @@ DOCTOR_JUDGE(fs)
 
 	if (has_no_model(facts, finding))
 		return;
-	if (!facts->fs[0]) {
+	if (facts->block[0]) {
+		doctor_say(finding, DOCTOR_OK, "none: a store on the block device %s", facts->path);
+	} else if (!facts->fs[0]) {
 		doctor_say(finding, DOCTOR_NONE, "not known: %s",
 			   facts->path[0] ? facts->path : "the model is in no file of its own");
 	} else if (is_nfs && !strstr(facts->mount_options, "nconnect=")) {

@@ -141,6 +141,10 @@ void doctor_mounts_read(const char *root, struct doctor_facts *facts)
 	size_t room = 0;
 
 	facts->disk_node = DOCTOR_NO_NODE;
+	if (facts->block[0]) {
+		snprintf(best.device, sizeof(best.device), "%s", facts->block);
+		read_disk(root, &best, facts);
+	}
 	while (file && getline(&line, &room, file) >= 0) {
 		if (!parse_mount(line, &mount))
 			continue;
@@ -150,7 +154,7 @@ void doctor_mounts_read(const char *root, struct doctor_facts *facts)
 		if (facts->path[0] && is_below(facts->path, mount.point) && strlen(mount.point) >= strlen(best.point))
 			best = mount;
 	}
-	if (best.point[0]) {
+	if (best.point[0] && !facts->block[0]) {
 		snprintf(facts->fs, sizeof(facts->fs), "%s", best.type);
 		snprintf(facts->mount, sizeof(facts->mount), "%s", best.point);
 		snprintf(facts->mount_options, sizeof(facts->mount_options), "%s", best.super);

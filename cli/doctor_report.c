@@ -167,13 +167,16 @@ static char *vllm_config(const struct doctor *d)
 			d->best_caching != HR_CACHING_AUTO ? "\"" : "");
 }
 
+/* Empty for a model in a store: vLLM needs the folder. */
 static char *vllm_line(const struct doctor *d)
 {
 	char *config = vllm_config(d), *text = NULL;
 	size_t len = 0;
 	FILE *out = open_memstream(&text, &len);
 
-	if (out) {
+	if (out && cli_is_store(d->args->names[0])) {
+		fclose(out);
+	} else if (out) {
 		fputs("vllm serve ", out);
 		put_word(out, d->args->names[0]);
 		fputs(" --load-format headrace", out);
@@ -191,9 +194,12 @@ static void put_best(const struct doctor *d)
 
 	printf("\nbest           ");
 	cli_put_name(stdout, load, strlen(load));
-	printf("\n               (%s)\nwith vLLM      ", d->best_why);
-	cli_put_name(stdout, vllm, strlen(vllm));
-	putchar('\n');
+	printf("\n               (%s)\n", d->best_why);
+	if (vllm[0]) {
+		printf("with vLLM      ");
+		cli_put_name(stdout, vllm, strlen(vllm));
+		putchar('\n');
+	}
 	cli_free(load);
 	cli_free(vllm);
 }

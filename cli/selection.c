@@ -65,6 +65,11 @@ bool cli_is_direct_only(const hr_model *model)
 	return is_block;
 }
 
+bool cli_is_store(const char *name)
+{
+	return strncmp(name, CLI_STORE, strlen(CLI_STORE)) == 0;
+}
+
 bool cli_is_in_files(const hr_model *model)
 {
 	uint32_t n = hr_model_n_shards(model);

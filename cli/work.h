@@ -21,6 +21,9 @@ bool cli_is_in_store(const hr_model *model);
 char *cli_region_of(const char *shard_path);
 /* Whether it is on a block device, which is read around the page cache only. */
 bool cli_is_direct_only(const hr_model *model);
+#define CLI_STORE "store:"
+/* Whether a name is that of a model in a store. */
+bool cli_is_store(const char *name);
 /* Whether all shards are plain files by their paths. */
 bool cli_is_in_files(const hr_model *model);
 /* The device asked for, or cuda:0 if it can be used, else cpu. 0 or an exit status. */

@@ -691,6 +691,11 @@ static void finds_the_mount_and_the_disk_of_a_path(void **state)
 	assert_string_equal(f.fs, "btrfs"); /* with a device number of its own: by the name of its disk */
 	assert_true(f.is_disk_known && f.is_rotational && f.is_stacked);
 	assert_int_equal(f.disk_node, DOCTOR_NO_NODE);
+	f = (struct doctor_facts){.path = "/dev/nvme0n1p1", .block = "259:1", .has_model = true}; /* a store's */
+	doctor_mounts_read(tree->root, &f);
+	assert_string_equal(f.disk, "nvme0n1p1");
+	assert_string_equal(f.fs, "");
+	expect(&f, "file_system", DOCTOR_OK, "block device /dev/nvme0n1p1", NULL);
 	f = (struct doctor_facts){.path = "/etc/x"};
 	doctor_mounts_read(tree->root, &f);
 	assert_string_equal(f.fs, "ext4");

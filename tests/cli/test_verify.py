@@ -141,6 +141,28 @@ def verify_against_a_copy(context):
     assert b"'big' of two has another dtype or shape" in context.run("verify", "two", *CPU, "--against", "other.safetensors", rc=1).stderr
 
 
+@test("verify reads a model in a store, and compares it with the folder that it came from")
+def verify_of_a_store(context):
+    folder = copy_of(context, "two", "stored")
+    context.run("store", "init", "verify.img", "--size", "64M")
+    context.run("store", "import", "verify.img", folder, "--as", "two")
+    name = "store:verify.img#two"
+    for args in ([name], [name, "--against", folder], [folder, "--against", name]):
+        for more in ([], ["--window", "64K", "--caching", "bypass"]):
+            assert conforms(context.json("verify", *args, *CPU, *more), "verify")["ok"], args
+    assert context.json("verify", name, *CPU)["compared_with"] == "a read of the same store without a loader"
+    path = context.path(folder, "model-00002-of-00002.safetensors")
+    tensor, _, _, begin, content = parsed(path)[-1]
+    checkpoints.damage(path, path, lambda c: flip(c, begin + len(content) - 1))
+    for args in ([name, "--against", folder], [folder, "--against", name]):
+        error = conforms(context.json("verify", *args, *CPU, rc=1), "error")["error"]
+        assert error["tensor"] == tensor and f"at byte {len(content) - 1} " in error["message"], error
+    found = conforms(context.json("doctor", name, *CPU), "doctor")
+    verdicts = {check["id"]: check["verdict"] for check in found["checks"]}
+    assert verdicts["model"] == "ok" and verdicts["file_system"] != "fail" and found["best"]["vllm_command"] == "", found
+    assert found["best"]["command"] == f"headrace load '{name}' --device cpu", found["best"]
+
+
 @test("verify holds the files against a list of digests too")
 def verify_against_digests(context):
     folder = copy_of(context, "two", "digested")
