@@ -52,7 +52,7 @@ static int make_room(hr_cache *cache)
 		return HR_E_NOMEM;
 	cache->table = bigger;
 	cache->n_table = n;
-	for (size_t i = 0; i < n_old; i++)
+	for (size_t i = 0; old && i < n_old; i++)
 		if (old[i])
 			put(cache, old[i]);
 	hr__free(old);

@@ -67,7 +67,7 @@ static void pack(struct packing *p, const struct hr__copy *copy, const unsigned 
 	struct hr__copy *last = p->n ? &p->loader->copies[p->n - 1] : NULL;
 	unsigned char *dst = copy->dst;
 
-	if (p->end && dst + copy->bytes <= p->end && last->from_device == copy->from_device &&
+	if (last && p->end && dst + copy->bytes <= p->end && last->from_device == copy->from_device &&
 	    (const unsigned char *)last->src + last->bytes == copy->src &&
 	    (unsigned char *)last->dst + last->bytes == dst) {
 		last->bytes += copy->bytes;
@@ -249,8 +249,9 @@ static void send_move(hr_loader *loader, const struct hr__move *move, uint64_t f
 	if (!tally->code && move->is_down)
 		tally->code = ops->copy_down(loader->lane, move->host, move->device, move->bytes, &tally->error);
 	else if (!tally->code)
-		tally->code = ops->copy(loader->lane, &(struct hr__copy){move->device, move->host, move->bytes}, 1,
-					&n_calls, &tally->error);
+		tally->code = ops->copy(
+			loader->lane, &(struct hr__copy){.dst = move->device, .src = move->host, .bytes = move->bytes},
+			1, &n_calls, &tally->error);
 	if (!tally->code)
 		tally->code = ops->fence(loader->lane, fence, &tally->error);
 	if (tally->code)
