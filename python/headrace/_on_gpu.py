@@ -101,6 +101,7 @@ def cuts(
     windows = _windows(blocks, window_bytes or WINDOW_BYTES)
     return _arriving(model, loader, windows, ahead_bytes or AHEAD_BYTES, CUTTERS if many else 0)
 
+
 def _flat(blocks: Iterator[Cut]) -> Pairs:
     for names, cut in blocks:
         yield from zip(names, cut)

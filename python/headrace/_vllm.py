@@ -35,7 +35,7 @@ from headrace.vllm import parse_options
 logger = init_logger("vllm.headrace")
 
 INDEX_NAME = "model.safetensors.index.json"
-# Small tensors that go to a GPU share memory and a job: so many bytes of them, or one large one. Two such jobs are ahead.
+# Small tensors that go to a GPU share memory and a job: so many bytes of them, or one large one.
 GROUP_BYTES = 8 << 20
 VERIFY_BYTES = 8 << 20
 STAGING_BYTES = 64 << 20
