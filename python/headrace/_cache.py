@@ -150,17 +150,27 @@ class Cache:
             self._trace.close()
         self.loader.close(timeout)
 
+    def let_go(self) -> None:
+        """close() that does not wait for what is in use: that memory is given back when nobody uses it any more."""
+        if self._cache.closed:
+            return
+        try:
+            self._cache.trim(None)
+            self.close(1)
+        except Error as error:
+            if error.name != "HR_E_BUSY":
+                raise
+            if self._trace is not None:
+                self._trace.close()
+
     def __enter__(self) -> Cache:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
             self.close()
-            return
-        try:
-            self.close(0)
-        except Error:
-            pass  # what the failing block still holds would be waited for without end; it is closed when that is gone
+        else:
+            self.let_go()  # what the failing block still holds would be waited for without end
 
     def __repr__(self) -> str:
         if self.closed:

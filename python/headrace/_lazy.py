@@ -95,7 +95,7 @@ class LazyModel:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Gives the memory back. The model cannot be used after it."""
+        """Gives the memory back, but for what is still in use: that, when nobody uses it any more. The model cannot be used after it."""
         raise NotImplementedError
 
     def __enter__(self) -> LazyModel:
@@ -133,7 +133,7 @@ class TensorTree(LazyModel):
 
     def close(self) -> None:
         if self._owns_cache:
-            self.cache.close()
+            self.cache.let_go()
         self.source.close()
 
     def __getattr__(self, name: str) -> Any:

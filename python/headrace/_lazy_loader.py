@@ -117,8 +117,8 @@ class LazyModelLoader:
         return len(self._holders)
 
     def close(self) -> None:
-        """Gives the memory back; waits for Arrays that are still in use."""
-        self.cache.close()
+        """Gives the memory back, but for that of Arrays that are still in use: that, when they are gone."""
+        self.cache.let_go()
         for model in self.models:
             model.close()
 
@@ -126,9 +126,7 @@ class LazyModelLoader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.cache.__exit__(kind, error, trace)
-        for model in self.models:
-            model.close()
+        self.close()
 
     def __repr__(self) -> str:
         return f"<headrace.LazyModelLoader: {len(self)} tensors of {len(self.models)} files, {self.cache!r}>"

@@ -294,8 +294,12 @@ class Attachment:
         self._after.clear()
         for weight in self.weights:
             weight.group = None
-        while self._owned:
-            self._owned.pop(0).close()
+        for item in self._owned:
+            if isinstance(item, Cache):
+                item.let_go()
+            else:
+                item.close()
+        self._owned.clear()
 
     def __enter__(self) -> Attachment:
         return self

@@ -376,6 +376,24 @@ def test_a_loader_of_several_files(layers, tmp_path):
         del array
 
 
+def test_what_is_still_in_use_outlives_close(layers):
+    folder, expected = layers
+    for make in (
+        lambda: headrace.LazyModelLoader(folder, memory_budget="1MiB", device=device_of_tests()),
+        lambda: headrace.LazyModel.from_safetensors(folder, device=device_of_tests(), framework=None),
+    ):
+        with make() as made:
+            array = made.get("lm_head.weight") if isinstance(made, headrace.LazyModelLoader) else made.lm_head.weight
+        made.close()
+        made = None
+        gc.collect()
+        assert headrace._native._n_parked() == 1
+        assert array.tobytes() == expected["lm_head.weight"]
+        array = None
+        gc.collect()
+        assert headrace._native._n_parked() == 0
+
+
 # ------------------------------------------------------------------------------------------------------------ LazyModel, as a tree
 
 

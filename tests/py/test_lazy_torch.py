@@ -252,6 +252,14 @@ def test_a_view_of_a_weight_keeps_it_in_memory(folders):
         assert model.cache.pinned == 0
 
 
+def test_a_view_of_a_weight_outlives_its_model(folders):
+    folder, whole = folders("llama")
+    with LazyModel.from_safetensors(folder, device="cpu") as model:
+        row = model.lm_head.weight[3]
+    del model
+    assert torch.equal(row, whole.lm_head.weight[3])
+
+
 def test_writing_a_weight_is_refused(folders):
     folder, whole = folders("llama")
     with LazyModel.from_safetensors(folder, device="cpu") as model:
