@@ -15,9 +15,10 @@ from torch import nn
 
 from headrace import _convert
 from headrace import _native as native
+from headrace._attach import attach
 from headrace._lazy import LazyModel
 from headrace._native import Model
-from headrace._pager import Attachment, attach
+from headrace._pager import Attachment
 from headrace._weight_groups import Joined
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headrace._pager import Attachment, attach, detach
+from headrace._attach import attach, detach
+from headrace._pager import Attachment
 from headrace._safe_open import safe_open
 from headrace._torch_memory import allocator
 from headrace._weights import LazyWeight

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """LazyModel and attach() with the real torch and transformers: what a model says does not depend on the memory that it was given."""
+import gc
 import json
 import os
 import threading
+import weakref
 
 import pytest
 
@@ -258,6 +260,16 @@ def test_a_view_of_a_weight_outlives_its_model(folders):
         row = model.lm_head.weight[3]
     del model
     assert torch.equal(row, whole.lm_head.weight[3])
+
+
+def test_a_model_that_is_dropped_takes_its_cache_along(folders):
+    folder, _ = folders("llama")
+    model = LazyModel.from_safetensors(folder, device="cpu")
+    lm.outputs(model)
+    dropped = [weakref.ref(model.cache), weakref.ref(model.module)]
+    del model
+    gc.collect()
+    assert [ref() for ref in dropped] == [None, None] and headrace._native._n_parked() == 0
 
 
 def test_writing_a_weight_is_refused(folders):
