@@ -421,11 +421,17 @@ int hr__os_map_file(int fd, uint64_t offset, size_t bytes, void **out)
 
 int hr__os_populate(void *memory, size_t bytes)
 {
+	int error = 0;
+
 	FAIL_IF_ARMED("madvise_populate");
-	while (madvise(memory, bytes, MADV_POPULATE_READ))
-		if (errno != EINTR && errno != EAGAIN)
-			return errno == EINVAL ? ENOTSUP : errno;
-	return 0;
+	for (int i = 0; i < 100; i++) {
+		if (madvise(memory, bytes, MADV_POPULATE_READ) == 0)
+			return 0;
+		error = errno;
+		if (error != EINTR && error != EAGAIN)
+			break;
+	}
+	return error == EINVAL ? ENOTSUP : error;
 }
 
 /* The kernel cuts one request down to its read-ahead window, which is 128 KiB unless somebody changed it. Pages
@@ -451,7 +457,7 @@ void hr__os_let_go(void *memory, size_t bytes)
 
 void hr__os_bury(void *memory, size_t bytes)
 {
-	mmap(memory, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+	(void)mmap(memory, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 /* By plain stores: page faults of several threads go on side by side, MADV_POPULATE_WRITE has them queue (measured:
