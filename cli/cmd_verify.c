@@ -436,8 +436,8 @@ const struct cli_command cli_cmd_verify = {
 		    "  headrace verify Llama-3.1-8B --json || echo broken\n",
 	.remarks = "A window is filled on the device while the one before it is compared, so a model larger than the\n"
 		   "device's memory passes too. The first difference is told with tensor and byte; the status is 1.\n"
-		   "WHAT is a directory, an index, a *.safetensors file, store:PATH#MODEL, or a list of digests as 'headrace digest' or\n"
-		   "sha256sum writes it.\n",
+		   "WHAT is a directory, an index, a *.safetensors file, store:PATH#MODEL, or a list of digests as\n"
+		   "'headrace digest' or sha256sum writes it.\n",
 	.options = options,
 	.n_options = CLI_N(options),
 	.min_names = 1,

@@ -141,7 +141,8 @@ DOCTOR_JUDGE(disk)
 
 	if (has_no_model(facts, finding))
 		return;
-	is_virtual = strncmp(facts->disk, "vd", 2) == 0 || strncmp(facts->disk, "xvd", 3) == 0;
+	is_virtual = strncmp(facts->disk, "vd", 2) == 0 || strncmp(facts->disk, "xvd", 3) == 0 ||
+		     strncmp(facts->disk, "loop", 4) == 0;
 	if (!facts->is_disk_known) {
 		doctor_say(finding, DOCTOR_NONE, "no disk of this machine is behind the file system");
 	} else if (facts->is_rotational && !is_virtual) {
@@ -160,8 +161,9 @@ DOCTOR_JUDGE(cache)
 
 	if (has_no_model(facts, finding))
 		return;
-	if (!facts->plan_bytes) {
-		doctor_say(finding, DOCTOR_NONE, "the model has no bytes");
+	if (!facts->plan_bytes || facts->block[0]) {
+		doctor_say(finding, DOCTOR_NONE, "%s",
+			   facts->block[0] ? "a store on a block device is read around it" : "the model has no bytes");
 		return;
 	}
 	doctor_say(finding, DOCTOR_OK,

@@ -427,6 +427,11 @@ static void tells_how_cold_bytes_are_read(void **state)
 	expect(&f, "page_cache", DOCTOR_OK, "50 % of the model is in it; cold bytes are read around", NULL);
 	f.plan_bytes = 0;
 	expect(&f, "page_cache", DOCTOR_NONE, "no bytes", NULL);
+	snprintf(f.block, sizeof(f.block), "7:0");
+	expect(&f, "page_cache", DOCTOR_NONE, "around it", NULL);
+	snprintf(f.disk, sizeof(f.disk), "loop0");
+	f.is_rotational = true;
+	expect(&f, "disk", DOCTOR_OK, "loop0 (a virtual disk)", NULL);
 }
 
 /* Runs last: a check that can only say "ok" is none. */
