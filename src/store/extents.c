@@ -173,25 +173,6 @@ int hr__space_take(struct hr__space *space, uint64_t len, bool from_end, uint64_
 	return fail_full(space, len);
 }
 
-int hr__space_give(struct hr__space *space, uint64_t off, uint64_t len)
-{
-	for (size_t i = 0; i < space->n; i++) {
-		struct hr__range *used = &space->used[i];
-		uint64_t end = used->off + used->len;
-
-		if (off < used->off || off + len > end)
-			continue;
-		used->len = off - used->off;
-		if (end > off + len && hr__space_add(space, off + len, end - off - len)) {
-			space->used[i].len = end - space->used[i].off; /* no memory: it stays taken */
-			return HR_E_NOMEM;
-		}
-		sort(space);
-		return 0;
-	}
-	return 0;
-}
-
 void hr__space_free(struct hr__space *space)
 {
 	hr__free(space->used);

@@ -29,8 +29,6 @@ void hr__space_merge(struct hr__space *space);
 /* A gap of `len` bytes from the low end or the high one, which is then taken; merged spaces only. HR_E_NOSPACE,
  * HR_E_FRAGMENTED, HR_E_NOMEM. */
 int hr__space_take(struct hr__space *space, uint64_t len, bool from_end, uint64_t *off);
-/* Takes a range out again. */
-int hr__space_give(struct hr__space *space, uint64_t off, uint64_t len);
 /* Free bytes in all and in the largest gap; merged spaces only. */
 void hr__space_free_bytes(const struct hr__space *space, uint64_t *total, uint64_t *largest);
 /* How many pieces of `len` bytes could be taken. */

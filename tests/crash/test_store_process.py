@@ -145,12 +145,12 @@ def killed():
         try:
             process.wait(dice.uniform(0, slowest))
             n_done += 1
-            slowest = max(slowest, 1.2 * (time.monotonic() - start))
+            slowest = 0.9 * (time.monotonic() - start)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
             n_killed += 1
-            slowest *= 1.05
+            slowest *= 1.02
         process.stdout.close()
         found = read()
         if found not in (before, {"m": told(files)}):
