@@ -67,7 +67,7 @@ static void pack(struct packing *p, const struct hr__copy *copy, const unsigned 
 	struct hr__copy *last = p->n ? &p->loader->copies[p->n - 1] : NULL;
 	unsigned char *dst = copy->dst;
 
-	if (last && p->end && dst + copy->bytes <= p->end && last->from_device == copy->from_device &&
+	if (p->n > 0 && p->end && dst + copy->bytes <= p->end && last->from_device == copy->from_device &&
 	    (const unsigned char *)last->src + last->bytes == copy->src &&
 	    (unsigned char *)last->dst + last->bytes == dst) {
 		last->bytes += copy->bytes;
