@@ -32,6 +32,7 @@ struct scenario {
 	const char *point; /* of the fault: "malloc", or NULL for all others */
 	int errno_value;
 	uint64_t n;
+	bool is_stored; /* `dir` names a model in a store, which is verified while it is read */
 	unsigned char *want[N_TENSORS];
 	uint64_t bytes[N_TENSORS];
 };
@@ -161,7 +162,8 @@ static void use_loader(const struct scenario *s, hr_loader *loader, hr_model *mo
 		check_buffer(s, 5, buffer);
 		hr_buffer_release(buffer);
 	}
-	map_one(s, model);
+	if (!s->is_stored)
+		map_one(s, model);
 	TRY(hr_plan(loader, model, &read, 1, &info), NULL);
 	TRY(hr_loader_stats(loader, &stats), NULL);
 }
@@ -177,6 +179,7 @@ static void play(const struct scenario *s)
 	opts.staging_bytes = HR_MIN_STAGING_BYTES;
 	opts.readers = 2;
 	opts.engine = s->engine;
+	opts.flags = s->is_stored ? HR_LOADER_VERIFY : 0;
 	if (TRY(hr_model_open(s->dir, NULL, &model), model) && TRY(hr_device_open(s->device, &device), device)) {
 		TRY(hr_device_info(device, &about), NULL);
 		if (TRY(hr_loader_open(device, &opts, &loader), loader))
@@ -301,6 +304,17 @@ static void until_it_is_not_met(struct scenario *s, uint64_t step)
 	       (unsigned long long)s->n - 1);
 }
 
+static void read_wanted(struct scenario *s, const hr_model *model)
+{
+	for (uint64_t i = 0; i < N_TENSORS; i++) {
+		struct hr_tensor t = HR_TENSOR_INIT;
+
+		assert_ok(hr_model_tensor(model, i, &t));
+		s->want[i] = plain_read(model, &t);
+		s->bytes[i] = t.bytes;
+	}
+}
+
 static void on_device(const char *device, const char *point, int errno_value)
 {
 	const char *engines[] = {NULL, "pread", "uring", "mapped"}, *only = getenv("HR_TEST_ENGINE");
@@ -327,13 +341,7 @@ static void on_device(const char *device, const char *point, int errno_value)
 				     .point = point,
 				     .errno_value = errno_value};
 
-		for (uint64_t i = 0; i < N_TENSORS; i++) {
-			struct hr_tensor t = HR_TENSOR_INIT;
-
-			assert_ok(hr_model_tensor(bed.model, i, &t));
-			s.want[i] = plain_read(bed.model, &t);
-			s.bytes[i] = t.bytes;
-		}
+		read_wanted(&s, bed.model);
 		until_it_is_not_met(&s, step);
 		for (int i = 0; i < N_TENSORS; i++)
 			free(s.want[i]);
@@ -354,6 +362,55 @@ static void every_system_call_fails_once_on_cpu(void **state)
 	on_device("cpu", NULL, ENOMEM);
 }
 
+/* The same model out of a store in a plain file, every block compared with its checksum. */
+static void on_store(const char *point, int errno_value)
+{
+	struct hr_store_init_opts init = HR_STORE_INIT_OPTS_INIT;
+	struct hr_store_opts writer = HR_STORE_OPTS_INIT;
+	struct scenario s = {.device = "cpu", .point = point, .errno_value = errno_value, .is_stored = true};
+	char *outside = make_temp_dir(), *image = path_in(outside, "store.img"), name[256];
+	hr_store *store;
+	struct bed bed;
+
+	bed_open(&bed, 3, N_TENSORS, 150000);
+	write_index(&bed);
+	init.bytes = UINT64_C(32) << 20;
+	writer.flags = HR_STORE_WRITE;
+	assert_ok(hr_store_init(image, &init));
+	assert_ok(hr_store_open(image, &writer, &store));
+	assert_ok(hr_store_import(store, bed.dir, "m", NULL, NULL));
+	hr_store_close(store);
+	snprintf(name, sizeof(name), "store:%s#m", image);
+	s.dir = name;
+	read_wanted(&s, bed.model);
+	for (int i = 0; i < 2; i++) {
+		s.engine = i ? "pread" : NULL;
+#ifdef __SANITIZE_THREAD__
+		until_it_is_not_met(&s, 9);
+#else
+		until_it_is_not_met(&s, 1);
+#endif
+	}
+	for (int i = 0; i < N_TENSORS; i++)
+		free(s.want[i]);
+	bed_close(&bed);
+	remove_tree(outside);
+	free(outside);
+	free(image);
+}
+
+static void every_allocation_fails_once_over_a_store(void **state)
+{
+	(void)state;
+	on_store("malloc", ENOMEM);
+}
+
+static void every_system_call_fails_once_over_a_store(void **state)
+{
+	(void)state;
+	on_store(NULL, EIO);
+}
+
 static void every_allocation_fails_once_on_cuda(void **state)
 {
 	(void)state;
@@ -372,6 +429,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_allocation_fails_once_on_cpu),
 		cmocka_unit_test(every_system_call_fails_once_on_cpu),
+		cmocka_unit_test(every_allocation_fails_once_over_a_store),
+		cmocka_unit_test(every_system_call_fails_once_over_a_store),
 		cmocka_unit_test(every_allocation_fails_once_on_cuda),
 		cmocka_unit_test(every_system_and_driver_call_fails_once_on_cuda),
 	};
