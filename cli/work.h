@@ -161,7 +161,7 @@ int cli_verify(const struct cli_args *args, const struct cli_transfer *transfer,
 struct cli_json;
 void cli_put_engines(FILE *out, const uint64_t *cached, const uint64_t *direct);
 /* Of the staging memory, what is pinned memory of the host: all with a GPU (`driver` is not 0), unless it is GPU memory
- * itself: then a block for each slot. */
+ * itself: then 4 KiB for each slot and 64 KiB for each reader. */
 uint64_t cli_pinned_bytes(const char *engine, uint32_t driver, const struct hr_stats *stats);
 void cli_json_engines(struct cli_json *json, const uint64_t *cached, const uint64_t *direct);
 void cli_json_waits(struct cli_json *json, const struct hr_stats *stats);

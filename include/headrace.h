@@ -357,7 +357,7 @@ struct hr_loader_opts {
 	size_t size; /**< HR_LOADER_OPTS_INIT sets it */
 	/** Every byte of staging memory there will ever be. Default 64 MiB; from HR_MIN_STAGING_BYTES,
 	 * below 16 MiB at a price in speed. With engine "cufile" it is a window of GPU memory, and 4 KiB of host
-	 * memory for each slot come to it. */
+	 * memory for each slot and 64 KiB for each reader come to it. */
 	uint64_t staging_bytes;
 	/** One read at most. Default 2 MiB, less in a pool of few; a multiple of 64 KiB from
 	 * HR_MIN_SLOT_BYTES, and at least two must fit into the pool. */

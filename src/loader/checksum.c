@@ -54,7 +54,7 @@ int hr__verify_prepare(struct hr_job *job)
 
 		if (job->spans[i].bytes == 0)
 			continue;
-		if (loader->pool.staging != HR__STAGING_HOST)
+		if (loader->pool.staging == HR__STAGING_WINDOW)
 			rc = fail_unsupported(source, "this engine's reads do not pass through memory of the CPU; use "
 						      "engine uring or pread");
 		else
@@ -63,17 +63,37 @@ int hr__verify_prepare(struct hr_job *job)
 	return rc;
 }
 
-bool hr__verify_slot(const struct hr__slot *slot, struct hr__bad_block *bad)
+/* The CRC of bytes of a slot. Those on a device come to the host for that, piece by piece. */
+static uint32_t crc_of(const struct hr__slot *slot, uint64_t from, uint64_t bytes, unsigned char *bounce,
+		       struct hr__bad_block *bad)
+{
+	hr_device *device = slot->job->loader->device;
+	uint32_t crc = 0;
+
+	if (slot->job->loader->pool.staging == HR__STAGING_HOST)
+		return hr__crc32c(0, slot->memory + from, (size_t)bytes);
+	for (uint64_t done = 0, part; done < bytes && !bad->code; done += part) {
+		part = hr__min_u64(bytes - done, HR__BOUNCE_BYTES);
+		bad->code = device->ops->read_back(device, bounce, slot->memory + from + done, (size_t)part,
+						   &bad->error);
+		if (!bad->code)
+			crc = hr__crc32c(crc, bounce, (size_t)part);
+	}
+	return crc;
+}
+
+bool hr__verify_slot(const struct hr__slot *slot, unsigned char *bounce, struct hr__bad_block *bad)
 {
 	const struct hr__source_blocks *blocks = &slot->job->blocks[slot->chunk.source];
 	uint64_t block = UINT64_C(1) << blocks->log2, done = 0;
 
+	bad->code = 0;
 	for (bad->number = slot->envelope.offset >> blocks->log2; done < slot->envelope.expected; bad->number++) {
 		uint64_t bytes = hr__min_u64(block, slot->envelope.expected - done);
 
 		bad->expected = blocks->crc[bad->number];
-		bad->found = hr__crc32c(0, slot->memory + done, (size_t)bytes);
-		if (bad->found != bad->expected)
+		bad->found = crc_of(slot, done, bytes, bounce, bad);
+		if (bad->code || bad->found != bad->expected)
 			return false;
 		done += bytes;
 	}
@@ -99,6 +119,12 @@ void hr__verify_fail(struct hr_job *job, const struct hr__slot *slot, const stru
 
 	where.tensor = hr__model_tensor_name(job->model, job->tensors[span_at(job, &slot->chunk, at + 1)],
 					     &where.tensor_len);
+	if (bad->code) {
+		where.system = bad->error.system;
+		hr__job_fail(job, bad->code, &where, "%s: what was read cannot be verified: %s", source->path,
+			     bad->error.reason);
+		return;
+	}
 	hr__job_fail(job, HR_E_DIGEST, &where,
 		     "%s: block %" PRIu64 " (bytes %" PRIu64 " to %" PRIu64
 		     ") has CRC-32C %08x, but %08x was stored; the data is damaged: run `headrace store check "

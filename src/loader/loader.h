@@ -97,8 +97,10 @@ struct hr__pool {
 	uint32_t n_slots, n_free, n_leaving, n_lost; /* counts guarded by lock */
 	/* in use at once, when one was full: reads straight into destinations do not count; guarded by lock */
 	uint32_t n_peak;
-	uint32_t reserve;     /* slots that look-ahead leaves free for chunks somebody waits for */
-	unsigned char *tails; /* window on the device: a block of host memory for each slot, HR__TAIL_BYTES */
+	uint32_t reserve; /* slots that look-ahead leaves free for chunks somebody waits for */
+	/* Window on the device: the host memory beside it, HR__TAIL_BYTES for each slot and HR__BOUNCE_BYTES for each
+	 * reader. */
+	unsigned char *tails;
 	size_t tails_bytes;
 };
 
@@ -272,15 +274,17 @@ int hr__job_result(struct hr_job *job);
 /* ---- checksums (checksum.c) ---- */
 
 /* Gets the checksums of all sources that a job reads, and its plan's alignment from them. The spans are there. Errors:
- * HR_E_UNSUPPORTED (a source has none, or the engine fills no memory of ours), HR_E_OPTS (slots below a block). */
+ * HR_E_UNSUPPORTED (a source has none, or the engine leaves bytes where they are), HR_E_OPTS (slots below a block). */
 int hr__verify_prepare(struct hr_job *job);
 /* A block whose bytes are not what the checksum says. */
 struct hr__bad_block {
 	uint64_t number;
 	uint32_t expected, found;
+	int code; /* 0; else the slot could not be read back from the device, for this reason */
+	struct hr__device_error error;
 };
-/* Compares what a full slot has; no lock. False: *bad is the first that differs. */
-bool hr__verify_slot(const struct hr__slot *slot, struct hr__bad_block *bad);
+/* Compares what a full slot has; no lock. `bounce` is the reader's. False: *bad is the first that differs. */
+bool hr__verify_slot(const struct hr__slot *slot, unsigned char *bounce, struct hr__bad_block *bad);
 /* Under the lock. */
 void hr__verify_fail(struct hr_job *job, const struct hr__slot *slot, const struct hr__bad_block *bad);
 
@@ -305,7 +309,8 @@ uint32_t hr__choose_align(const hr_loader *loader, const hr_model *model);
 
 /* ---- windows on the device (window.c) ---- */
 
-#define HR__TAIL_BYTES 4096u
+#define HR__TAIL_BYTES   4096u
+#define HR__BOUNCE_BYTES ((size_t)64 << 10)
 
 /* Allocates the pool's window on the loader's device and opens the engine over it; a window that it cannot register
  * is made smaller. The reason is for the engine's failure. */
@@ -314,7 +319,7 @@ void hr__window_close(hr_loader *loader); /* takes one that was never opened */
 /* Which library reads, how, and what it took. */
 void hr__window_note(hr_loader *loader, char *out, size_t out_bytes);
 /* What is to be read how: the rest of a prepared direct request that ends with its file in mid-block. */
-void hr__window_aim(struct hr__slot *slot);
+void hr__window_aim(struct hr__slot *slot, const struct hr__source *source);
 /* Reads that rest; false, and the request failed, if it does not come. */
 bool hr__window_read_tail(struct hr__slot *slot);
 
@@ -348,6 +353,8 @@ struct hr__reader {
 	struct hr_loader *loader;
 	pthread_t thread;
 	struct iovec *iov; /* HR__MAX_IOV, for reads straight into destinations */
+	/* Window on the device: HR__BOUNCE_BYTES of host memory, through which slots are verified. */
+	unsigned char *bounce;
 };
 
 struct hr_loader {

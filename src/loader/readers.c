@@ -133,7 +133,7 @@ static void prepare(const hr_loader *loader, struct hr__slot *slot, bool direct)
 				   .direct = direct,
 				   .staged = true};
 	if (loader->pool.staging == HR__STAGING_DEVICE)
-		hr__window_aim(slot);
+		hr__window_aim(slot, source);
 }
 
 /* Whether the read can go straight into the destinations: the CPU may write them, all are known, nothing has to be
@@ -282,11 +282,12 @@ static void finish_read(hr_loader *loader, struct hr__slot *slot)
 
 /* ---- the reader ---- */
 
-static void verify_slot(hr_loader *loader, struct hr__slot *slot)
+static void verify_slot(struct hr__reader *reader, struct hr__slot *slot)
 {
+	hr_loader *loader = reader->loader;
 	uint64_t cpu = hr__os_thread_cpu_ns();
 	struct hr__bad_block bad;
-	bool good = hr__verify_slot(slot, &bad);
+	bool good = hr__verify_slot(slot, reader->bounce, &bad);
 	struct hr_job *job = slot->job;
 
 	cpu = hr__os_thread_cpu_ns() - cpu;
@@ -488,7 +489,7 @@ void *hr__reader_main(void *arg)
 	entered = enter(reader->loader, &visit);
 	for (task = next_task(reader->loader); task.slot; task = next_task(reader->loader)) {
 		if (task.is_read)
-			verify_slot(reader->loader, task.slot);
+			verify_slot(reader, task.slot);
 		else
 			read_slot(reader, task.slot, task.n_bound);
 	}

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Staging on the device: the pool's memory is one window of GPU memory, which an engine's library registers once and
- * fills without the CPU. Nothing else stands beside it but one block of host memory for each slot: a file's last
- * partial block cannot be read so, and goes through there.
+ * fills without the CPU. Nothing else stands beside it but a little host memory: a block for each slot, since a file's
+ * last partial block cannot be read so and goes through there, and 64 KiB for each reader, through which slots are
+ * verified.
  *
  * Opening: the window, then the engine over it. Where a window of the size asked for cannot be registered, half of it
  * is tried, down to two slots; the statistics say so. Closing is the same backwards, when all threads have ended. A
@@ -23,7 +24,8 @@ static int open_tails(hr_loader *loader)
 {
 	struct hr__pool *pool = &loader->pool;
 	struct hr__device_error error = {0};
-	size_t bytes = (size_t)pool->n_slots * HR__TAIL_BYTES;
+	size_t all_tails = (size_t)pool->n_slots * HR__TAIL_BYTES;
+	size_t bytes = all_tails + loader->n_readers * HR__BOUNCE_BYTES;
 	void *memory;
 	int rc = hr__os_map(bytes, &memory);
 
@@ -39,6 +41,8 @@ static int open_tails(hr_loader *loader)
 	loader->is_pinned = true;
 	for (uint32_t i = 0; i < pool->n_slots; i++)
 		pool->slots[i].tail = pool->tails + (size_t)i * HR__TAIL_BYTES;
+	for (uint32_t i = 0; i < loader->n_readers; i++)
+		loader->readers[i].bounce = pool->tails + all_tails + i * HR__BOUNCE_BYTES;
 	return 0;
 }
 
@@ -184,16 +188,17 @@ void hr__window_note(hr_loader *loader, char *out, size_t out_bytes)
 
 /* ---- the end of a file ---- */
 
-/* What the file has goes into the slot, but for a partial block at its end. A region that goes on behind the bytes
- * that are wanted, as a store's does, has no such end: then all that was asked for is there to be read. */
-void hr__window_aim(struct hr__slot *slot)
+/* What the file has goes into the slot, but for a partial block at its end. A source in a region, a store's, has no
+ * such end: what is behind its bytes may be read too. */
+void hr__window_aim(struct hr__slot *slot, const struct hr__source *source)
 {
 	struct hr__io *io = &slot->io;
 
 	slot->tail_bytes = 0;
-	if (!io->direct || io->offset + io->asked <= io->file->bytes) {
-		if (io->direct)
-			io->expected = io->asked;
+	if (!io->direct)
+		return;
+	if (source->room != UINT64_MAX || io->expected == io->asked) {
+		io->expected = io->asked;
 		return;
 	}
 	slot->tail_at = (size_t)hr__round_down(io->expected, io->file->offset_align);

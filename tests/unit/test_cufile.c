@@ -47,7 +47,8 @@ static void delivers_right_bytes_and_says_how(void **state)
 		assert_int_equal(stats.cached_bytes[i], 0);
 		assert_true((stats.direct_bytes[i] > 0) == (i == HR_ENGINE_CUFILE));
 	}
-	assert_int_equal(stats.staging_bytes, 2 * MIB + 8 * 4096); /* the window, and the ends of files */
+	/* the window, a block for the ends of files for each slot, and 64 KiB for each reader */
+	assert_int_equal(stats.staging_bytes, 2 * MIB + 8 * 4096 + stats.n_readers * 65536);
 	assert_int_equal(stats.n_slots, 8);
 	assert_int_equal(cufile.calls("cuFileBufRegister"), 1);
 	assert_int_equal(cufile.live("kib"), 2048);

@@ -260,6 +260,14 @@ static void an_object_is_read_by_every_engine_as_a_file_is(void **state)
 				load_both_ways(model, device, &opts);
 		}
 		fake_engine_set(NULL);
+		if (getenv("HR_TEST_ENGINE")) {
+			struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
+
+			opts.staging_bytes = 1 << 20;
+			opts.slot_bytes = 128 << 10;
+			opts.engine = getenv("HR_TEST_ENGINE");
+			load_both_ways(model, "cuda", &opts);
+		}
 		hr_model_close(model);
 		region_close();
 	}
@@ -332,6 +340,42 @@ static void a_flipped_byte_is_found_before_it_arrives(void **state)
 	}
 	assert_ok(load_by_job(bed.loader, bed.model, &job_opts));
 	free(dst);
+	bed_close(&bed);
+	region_close();
+}
+
+/* Where slots are on the device, what is verified comes to the host for that. */
+static void a_flipped_byte_is_found_in_a_window_of_gpu_memory(void **state)
+{
+	struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
+	struct hr_job_opts job_opts = HR_JOB_OPTS_INIT;
+	struct bed bed = {.model = NULL};
+	struct hr_tensor t = HR_TENSOR_INIT;
+	uint64_t index;
+
+	(void)state;
+	opts.engine = getenv("HR_TEST_ENGINE");
+	if (!opts.engine)
+		skip();
+	region_open(17, false);
+	bed.model = open_model();
+	bed.n_tensors = hr_model_n_tensors(bed.model);
+	opts.staging_bytes = 1 << 20;
+	opts.slot_bytes = 128 << 10;
+	bed_load(&bed, "cuda", &opts);
+	job_opts.flags = HR_JOB_VERIFY;
+	assert_ok(hr_model_find(bed.model, "1.d", HR_STRLEN, &index));
+	assert_ok(hr_model_tensor(bed.model, index, &t));
+	for (uint64_t at = t.offset; at < t.offset + t.bytes; at += 65536 + 177) {
+		damage(1, at);
+		assert_fails(load_by_job(bed.loader, bed.model, &job_opts), HR_E_DIGEST);
+		assert_int_equal(hr_error_last()->offset, hr__round_down(at, 131072));
+		damage(1, at); /* and back */
+	}
+	hr__fault_arm("cuMemcpyDtoHAsync", 1, 1);
+	assert_fails(load_by_job(bed.loader, bed.model, &job_opts), HR_E_DEVICE);
+	hr__fault_arm(NULL, 0, 0);
+	assert_ok(load_by_job(bed.loader, bed.model, &job_opts));
 	bed_close(&bed);
 	region_close();
 }
@@ -479,6 +523,7 @@ int main(void)
 		cmocka_unit_test(an_object_is_read_by_every_engine_as_a_file_is),
 		cmocka_unit_test(headers_and_digests_of_what_is_direct_only_are_read_around_the_cache),
 		cmocka_unit_test(a_flipped_byte_is_found_before_it_arrives),
+		cmocka_unit_test(a_flipped_byte_is_found_in_a_window_of_gpu_memory),
 		cmocka_unit_test(a_header_is_proven_before_it_is_parsed),
 		cmocka_unit_test(without_checksums_asked_for_a_flipped_byte_arrives),
 		cmocka_unit_test(blocks_of_every_size_fit_or_are_refused),
