@@ -65,6 +65,9 @@ static int take_text(struct hr__json *json, const char *what, char **out)
 		return HR_E_NOMEM;
 	hr__json_decode(&string, *out);
 	(*out)[string.bytes] = '\0';
+	if (!string.bytes || strlen(*out) != string.bytes)
+		return hr__json_fail(json, string.raw, HR_E_TYPE, "%s must be a text without NUL bytes, not empty",
+				     what);
 	return 0;
 }
 

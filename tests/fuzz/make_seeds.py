@@ -106,7 +106,16 @@ def store_records():
     return [b"\0" + label, b"\1" + root, b"\2" + footer, b"\x80" + label] + [b"\3" + body for body in manifests]
 
 
+def sidecars():
+    good = ('{"format": "headrace-store-manifest", "version": 1, "path": "w.img", "store_uuid": "' + "0a" * 16 +
+            '", "generation": 5, "body_sha256": "' + "1b" * 32 + '", "models": [{"name": "m", "files": []}]}')
+    return [good, good.replace("w.img", "/x/y"), good.replace("w.img", "a\\u0000b"), good.replace('"version": 1', '"version": 2'),
+            good.replace("5,", "-5,"), good.replace("0a0a", "0a0g"), good.replace('"path"', '"version"'), good[:-9], "{}", "[]"]
+
+
 def contents(target):
+    if target == "sidecar":
+        return [text.encode() for text in sidecars()]
     if target == "store":
         return store_records()
     if target == "digests":
