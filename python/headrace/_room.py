@@ -2,7 +2,8 @@
 """Who may pin how much of a cache at once, so that threads that share it never wait for each other in a circle.
 
 A call into a module takes, before it pins anything, as much as it and everything inside of it will pin at most; what it takes later
-is part of that. Calls are served in the order in which they came.
+is part of that. Calls are served in the order in which they came. A thread that has something already is not made to wait for more:
+that could be for itself.
 """
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ class Room:
         self._changed = threading.Condition()
         self._promised = 0
         self._waiting: collections.deque[object] = collections.deque()
+        self._here = threading.local()
 
     def _fits(self, nbytes: int) -> bool:
         if not self._promised:
@@ -30,8 +32,9 @@ class Room:
 
     def take(self, nbytes: int) -> None:
         """Waits until so much is free."""
+        calls = getattr(self._here, "calls", 0)
         with self._changed:
-            if self._waiting or not self._fits(nbytes):
+            if not calls and (self._waiting or not self._fits(nbytes)):
                 me = object()
                 self._waiting.append(me)
                 try:
@@ -41,13 +44,15 @@ class Room:
                     self._waiting.remove(me)
                     self._changed.notify_all()
             self._promised += nbytes
+        self._here.calls = calls + 1
 
     def give(self, nbytes: int) -> None:
-        """Gives back what take() took."""
+        """Gives back what take() took in the same thread."""
         with self._changed:
             self._promised -= nbytes
             if self._waiting:
                 self._changed.notify_all()
+        self._here.calls -= 1
 
 
 _rooms: weakref.WeakKeyDictionary[Cache, Room] = weakref.WeakKeyDictionary()

@@ -386,6 +386,23 @@ def test_any_module_can_be_attached_and_comes_back_whole(net):
     assert all(parameter.is_meta for parameter in module.parameters())
 
 
+def test_a_module_may_call_another_one_that_shares_its_cache(net):
+    whole, path = net
+
+    class Outer(Net):
+        def forward(self, x):
+            return super().forward(x) + self.__dict__["other"](x)
+
+    torch.manual_seed(6)
+    module, other, x = Outer().eval(), Net().eval(), torch.randn(2, 3, 8)
+    module.__dict__["other"] = other
+    with headrace.Cache("cpu", budget=3072) as cache, torch.no_grad():
+        with attach(module, path, cache=cache) as outer, attach(other, path, cache=cache):
+            assert 2 * max(page.need for page in outer.pages) > 3072  # both together were never promised
+            for _ in range(3):
+                assert torch.equal(module(x), whole(x) + whole(x))
+
+
 def test_a_weight_that_the_user_replaces_is_the_users(net):
     whole, path = net
     module, x = Net().eval(), torch.randn(2, 3, 8)
