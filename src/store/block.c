@@ -14,7 +14,6 @@
 #include "core/mem.h"
 #include "layout.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -132,15 +131,22 @@ static void text_field(const char *node, const char *name, char *out, size_t out
 	memcpy(out, begin, length < out_bytes ? length : out_bytes);
 }
 
+static int hex_digit(char c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	if (c >= 'a' && c <= 'f')
+		return c - 'a' + 10;
+	return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
 /* "6b2a..." with dashes, colons or blanks between, or not. */
 static void parse_hex(const char *text, uint8_t *out, size_t out_bytes)
 {
 	size_t n = 0;
 
 	for (const char *c = text; *c && *c != '\n' && n < out_bytes * 2; c++) {
-		int digit = isdigit((unsigned char)*c)    ? *c - '0'
-			    : isxdigit((unsigned char)*c) ? tolower((unsigned char)*c) - 'a' + 10
-							  : -1;
+		int digit = hex_digit(*c);
 
 		if (digit < 0)
 			continue;

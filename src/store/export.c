@@ -135,7 +135,9 @@ static void say_model(struct writer *writer, const struct hr__manifest *manifest
 	say_string(writer, model.name, model.name_len);
 	say(writer, ", ");
 	say_hex(writer, "uuid", model.uuid, 16);
-	say(writer, ", \"created_generation\": %" PRIu64 ", \"files\": [", model.created_gen);
+	say(writer, ", \"created_generation\": %" PRIu64 ", ", model.created_gen);
+	say_text(writer, "provenance", model.provenance, model.provenance_len);
+	say(writer, ", \"files\": [");
 	for (uint32_t i = 0; i < model.n_members; i++) {
 		struct hr__member member;
 

@@ -207,6 +207,7 @@ static int run_stream(struct import *import, uint32_t number, const struct hr__o
 	if (!code && file->kind == HR__OBJECT_SHARD && memcmp(stream->head_sha256, file->header_sha256, 32) != 0)
 		code = fail_changed(file);
 	hr__source_close(&source);
+	stream->source = NULL;
 	return code;
 }
 
@@ -331,7 +332,6 @@ static int make_model(struct import *import, const char *source)
 static int bind_model(struct import *import, const char *source)
 {
 	uint32_t before = import->draft.n_objects, fresh = before - import->first_fresh;
-	uint64_t written = import->info.written_bytes;
 	int code = make_model(import, source);
 
 	for (uint32_t i = 0; i + 1 < import->draft.n_models && !code; i++)
@@ -343,7 +343,6 @@ static int bind_model(struct import *import, const char *source)
 	if (!code)
 		code = commit(import);
 	import->info.generation = import->store->now->root.generation;
-	import->info.written_bytes = written;
 	return code;
 }
 

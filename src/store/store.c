@@ -270,7 +270,7 @@ static int fill_info(hr_store *store, struct hr_store_info *out)
 	const struct hr__snapshot *now = store->now;
 	const struct hr__label *label = &now->label;
 
-	memcpy(out->name, label->name, sizeof(out->name));
+	memcpy(out->name, label->name, sizeof(label->name));
 	memcpy(out->uuid, label->uuid, 16);
 	memcpy(out->kind, kind_name(label->ident.kind), strlen(kind_name(label->ident.kind)));
 	memcpy(out->wwid, label->ident.wwid, sizeof(label->ident.wwid));

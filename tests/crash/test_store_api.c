@@ -274,6 +274,7 @@ static void an_export_names_the_generation_and_its_files(void **state)
 	assert_non_null(strstr(text, "a \\\"quoted\\\" name"));
 	assert_non_null(strstr(text, "m-1.safetensors"));
 	assert_non_null(strstr(text, region));
+	assert_non_null(strstr(text, "/a\", \"files\": [")); /* where it came from */
 	assert_fails(hr_store_export(store, refuse, NULL), HR_E_CANCELLED);
 	free(text);
 	hr_store_close(store);
