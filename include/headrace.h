@@ -193,6 +193,8 @@ HR_API uint32_t hr_dtype_bits(uint32_t dtype);
 
 /** hr_model_opts.flags: refuse symbolic links (shards in a Hugging Face cache are such links). */
 #define HR_MODEL_NO_SYMLINKS 1u
+/** hr_model_opts.flags: a model in a store may be on another device than the store was made on (a copy, say). */
+#define HR_MODEL_MOVED 2u
 
 /** How to open a model. */
 struct hr_model_opts {

@@ -422,7 +422,7 @@ static int start(const struct hr_model_opts *given, struct hr_model_opts *opts, 
 
 	if (code)
 		return code;
-	if (opts->flags & ~HR_MODEL_NO_SYMLINKS)
+	if (opts->flags & ~(HR_MODEL_NO_SYMLINKS | HR_MODEL_MOVED))
 		return hr__fail(HR_E_OPTS,
 				"hr_model_opts.flags is 0x%x, which has bits that this version does not know",
 				(unsigned)opts->flags);

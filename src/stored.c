@@ -21,6 +21,7 @@ struct parts {
 	const char *what;    /* behind the '#'; NULL: there is none */
 	uint64_t generation; /* of the '@'; 0: none */
 	size_t at, behind;   /* where in `what` the "@41" begins and ends */
+	struct hr__snapshot_want want;
 };
 
 /* "@41" that a slash or the end follows; the last such place. */
@@ -144,7 +145,7 @@ static int resolve(struct parts *parts, const char *path, const struct hr__pin *
 	struct hr__view *view;
 	char *text;
 	bool found;
-	int code = hr__view_open(path, 0, pin, &view);
+	int code = hr__view_open(path, &parts->want, pin, &view);
 
 	if (code)
 		return code;
@@ -158,8 +159,9 @@ static int resolve(struct parts *parts, const char *path, const struct hr__pin *
 		return code;
 	}
 	hr__view_unref(view);
+	parts->want.generation = generation;
 	text = without_generation(parts);
-	code = text ? hr__view_open(path, generation, NULL, &view) : HR_E_NOMEM;
+	code = text ? hr__view_open(path, &parts->want, NULL, &view) : HR_E_NOMEM;
 	if (!code) {
 		found = resolve_in(parts, view, text, out, &code);
 		if (!found) {
@@ -205,7 +207,7 @@ static int resolve_parts(struct parts *parts, const struct hr_model_opts *opts, 
 static int resolve_at(const char *name, const char *rest, const char *hash, const struct hr_model_opts *opts,
 		      struct hr__stored *out)
 {
-	struct parts parts = {.what = hash ? hash + 1 : NULL};
+	struct parts parts = {.what = hash ? hash + 1 : NULL, .want = {.is_moved = opts->flags & HR_MODEL_MOVED}};
 	int code;
 
 	parts.path = hash ? hr__strndup(rest, (size_t)(hash - rest)) : hr__strdup(rest);

@@ -263,6 +263,6 @@ int hr__label_identify(const struct hr__region *region, const struct hr__label *
 	return hr__fail_at(
 		&at, HR_E_IDENTITY,
 		"%s is on the device \"%s\", and its store was made on \"%s\": it is a copy, or the path names another "
-		"device now; HR_STORE_MOVED (--moved) opens it all the same",
+		"device now; HR_STORE_MOVED (--moved) and HR_MODEL_MOVED open it all the same",
 		region->path, now, before);
 }

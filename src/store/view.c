@@ -47,30 +47,30 @@ static int fail_pin(const struct hr__snapshot *snapshot, const char *what, const
 			   snapshot->region->path, what, found_text, expected_text);
 }
 
-static int open_snapshot(const char *path, uint64_t generation, struct hr__snapshot **out)
-{
-	const struct hr__snapshot_want want = {.generation = generation};
-
-	return hr__snapshot_open(path, &want, out);
-}
-
 /* Another store is told apart from a generation that is gone, so the newest is looked at first. */
-static int open_pinned(const char *path, const struct hr__pin *pin, struct hr__snapshot **out)
+static int open_pinned(const char *path, const struct hr__snapshot_want *want, const struct hr__pin *pin,
+		       struct hr__snapshot **out)
 {
-	int code = open_snapshot(path, 0, out);
+	struct hr__snapshot_want own = *want;
+	int code;
+
+	own.generation = 0;
+	code = hr__snapshot_open(path, &own, out);
 
 	if (!code && memcmp((*out)->label.uuid, pin->uuid, 16) != 0)
 		return fail_pin(*out, "its UUID", (*out)->label.uuid, pin->uuid, 16);
 	if (!code && (*out)->root.generation != pin->generation) {
 		hr__snapshot_release(*out);
-		code = open_snapshot(path, pin->generation, out);
+		own.generation = pin->generation;
+		code = hr__snapshot_open(path, &own, out);
 	}
 	if (!code && memcmp((*out)->root.body_sha256, pin->body_sha256, 32) != 0)
 		return fail_pin(*out, "the SHA-256 of its manifest", (*out)->root.body_sha256, pin->body_sha256, 32);
 	return code;
 }
 
-int hr__view_open(const char *path, uint64_t generation, const struct hr__pin *pin, struct hr__view **out)
+int hr__view_open(const char *path, const struct hr__snapshot_want *want, const struct hr__pin *pin,
+		  struct hr__view **out)
 {
 	struct hr__view *view = hr__calloc(1, sizeof(*view));
 	int code;
@@ -80,7 +80,7 @@ int hr__view_open(const char *path, uint64_t generation, const struct hr__pin *p
 		return HR_E_NOMEM;
 	atomic_init(&view->count, 1);
 	pthread_mutex_init(&view->lock, NULL);
-	code = pin ? open_pinned(path, pin, &view->snapshot) : open_snapshot(path, generation, &view->snapshot);
+	code = pin ? open_pinned(path, want, pin, &view->snapshot) : hr__snapshot_open(path, want, &view->snapshot);
 	if (!code) {
 		view->tables = hr__calloc(view->snapshot->manifest.objects.n + (size_t)1, sizeof(*view->tables));
 		code = view->tables ? 0 : HR_E_NOMEM;

@@ -14,9 +14,10 @@
 
 struct hr__view;
 
-/* `generation` 0: the newest. With a pin (NULL: none) its generation is opened, and the store must be the one that it
+/* With a pin (NULL: none) its generation is opened, whatever is wanted, and the store must be the one that it
  * describes. Errors: those of hr__snapshot_open(), HR_E_PIN. */
-int hr__view_open(const char *path, uint64_t generation, const struct hr__pin *pin, struct hr__view **out);
+int hr__view_open(const char *path, const struct hr__snapshot_want *want, const struct hr__pin *pin,
+		  struct hr__view **out);
 struct hr__view *hr__view_acquire(struct hr__view *view);
 void hr__view_unref(struct hr__view *view); /* takes NULL */
 const struct hr__snapshot *hr__view_snapshot(const struct hr__view *view);
