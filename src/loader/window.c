@@ -177,9 +177,8 @@ void hr__window_note(hr_loader *loader, char *out, size_t out_bytes)
 		n += snprintf(out + n, out_bytes - (size_t)n, "; %llu of %llu reads went through host memory",
 			      (unsigned long long)report.through_host, (unsigned long long)report.all);
 	if (loader->window_bytes < loader->window_asked && (size_t)n < out_bytes)
-		n += snprintf(out + n, out_bytes - (size_t)n, "; window %.1f of %.1f MiB: %s",
-			      (double)loader->window_bytes / MIB, (double)loader->window_asked / MIB,
-			      loader->window_reason);
+		snprintf(out + n, out_bytes - (size_t)n, "; window %.1f of %.1f MiB: %s",
+			 (double)loader->window_bytes / MIB, (double)loader->window_asked / MIB, loader->window_reason);
 	else if ((size_t)n < out_bytes)
 		snprintf(out + n, out_bytes - (size_t)n,
 			 "; beside the window the library took about %.1f MiB of host and %.1f MiB of GPU memory",
