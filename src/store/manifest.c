@@ -241,7 +241,7 @@ static int check_table(const struct hr__manifest *manifest, const struct hr__dis
 static int check_head(struct hr__manifest *manifest, const struct hr__label *label, const struct hr__root *root)
 {
 	const struct hr__disk_manifest *disk = (const void *)manifest->body;
-	uint64_t strings_off = hr__le64(disk->strings_off);
+	uint64_t strings_off;
 	int code;
 
 	if (manifest->bytes < sizeof(*disk) || memcmp(disk->head.magic, HR__MAGIC_MANIFEST, 8) != 0)
@@ -270,6 +270,7 @@ static int check_head(struct hr__manifest *manifest, const struct hr__label *lab
 				   &manifest->retired);
 	if (code)
 		return code;
+	strings_off = hr__le64(disk->strings_off);
 	manifest->strings_len = hr__le64(disk->strings_len);
 	if (strings_off < sizeof(*disk) || strings_off > manifest->bytes ||
 	    manifest->strings_len > manifest->bytes - strings_off)
