@@ -153,9 +153,10 @@ static inline bool reference_set(struct cli_args *args, const struct cli_option 
 		*(bool *)field = true;
 		return true;
 	case CLI_TEXT:
+	case CLI_STORED:
 	case CLI_CHOICE:
 		*(const char **)field = value;
-		return option->kind == CLI_TEXT ? value[0] != '\0' : reference_choice(option->choices, value);
+		return option->kind == CLI_CHOICE ? reference_choice(option->choices, value) : value[0] != '\0';
 	case CLI_SIZE:
 	case CLI_COUNT:
 		return reference_size(value, option->kind == CLI_SIZE, field);
@@ -179,6 +180,11 @@ static inline bool reference_long(const struct line *line, int *i, struct cli_ar
 		return !attached && reference_set(args, option, "");
 	if (attached)
 		return reference_set(args, option, attached + 1);
+	if (option->kind == CLI_STORED && args->n_names && strncmp(args->names[0], "store:", 6) == 0 &&
+	    (*i + 1 == line->n || line->words[*i + 1][0] == '-')) {
+		*(const char **)((char *)args + option->offset) = "";
+		return true;
+	}
 	return ++*i < line->n && reference_set(args, option, line->words[*i]);
 }
 

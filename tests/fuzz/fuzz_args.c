@@ -153,7 +153,8 @@ static void check_same(const struct cli_args *got, const struct cli_args *expect
 		fuzz_check(got->only[i] == expected->only[i]);
 	fuzz_check(got->device == expected->device && got->engine == expected->engine);
 	fuzz_check(got->caching == expected->caching && got->cufile == expected->cufile &&
-		   got->digests == expected->digests);
+		   (got->digests == expected->digests ||
+		    (got->digests && expected->digests && !got->digests[0] && !expected->digests[0])));
 	fuzz_check(got->synthetic == expected->synthetic && got->dir == expected->dir);
 	fuzz_check(got->staging_bytes == expected->staging_bytes && got->slot_bytes == expected->slot_bytes);
 	fuzz_check(got->readers == expected->readers && got->rounds == expected->rounds);
