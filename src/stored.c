@@ -238,7 +238,7 @@ int hr__store_resolve(const char *name, const struct hr_model_opts *opts, struct
 		if (hash)
 			code = resolve_at(name, rest, hash, opts, out);
 	}
-	return code == HR_E_NOTFOUND ? hr__error_restore(&first) : code;
+	return code == HR_E_NOTFOUND ? hr__failed(hr__error_restore(&first)) : code;
 }
 
 void hr__stored_close(struct hr__stored *stored)
