@@ -744,7 +744,7 @@ enum hr_cache_event_kind {
 	HR_CACHE_JOIN = 3,      /**< a get waited for a load under way; its time is what the get took */
 	HR_CACHE_LOAD = 4,      /**< from the beginning of a load to its end */
 	HR_CACHE_HOST_LOAD = 5, /**< the same, out of the host tier */
-	HR_CACHE_FAILED = 6,    /**< a load that failed or was given up */
+	HR_CACHE_FAILED = 6,    /**< a load that failed or was given up. */
 	HR_CACHE_EVICT = 7,     /**< a group left */
 	HR_CACHE_WAIT = 8,      /**< a get waited for room */
 	HR_CACHE_PASS = 9,      /**< a hint was passed over */
@@ -785,7 +785,7 @@ typedef struct hr_store hr_store;
 struct hr_store_init_opts {
 	size_t size;    /**< HR_STORE_INIT_OPTS_INIT sets it */
 	uint32_t flags; /**< HR_STORE_FORCE */
-	/**< of a plain file that is to be made, all of it taken at once; 0: the region is there already */
+	/** Of a plain file that is to be made, all of it taken at once; 0: the region is there already. */
 	uint64_t bytes;
 	const char *name; /**< what to call it, up to 64 bytes; NULL: nothing */
 };
@@ -808,7 +808,7 @@ HR_API int hr_store_init(const char *path, const struct hr_store_init_opts *opts
 struct hr_store_opts {
 	size_t size;    /**< HR_STORE_OPTS_INIT sets it */
 	uint32_t flags; /**< HR_STORE_WRITE, HR_STORE_MOVED */
-	/**< which; 0: the newest. The one before it can be opened too until its space is given up */
+	/** Which; 0: the newest. The one before it can be opened too until its space is given up. */
 	uint64_t generation;
 };
 /** Start value of a struct hr_store_opts: its size, all else zero. */
@@ -837,7 +837,7 @@ struct hr_store_info {
 	uint64_t region_bytes;     /**< the region, in whole MiB */
 	uint64_t data_bytes;       /**< of it, for models and manifests */
 	uint64_t live_bytes;       /**< taken by objects */
-	/**< of live_bytes: objects that no model has, left by an import that did not end */
+	/** Of live_bytes: objects that no model has, left by an import that did not end. */
 	uint64_t unbound_bytes;
 	uint64_t retired_bytes;      /**< given up, and free once no older generation needs them */
 	uint64_t free_bytes;         /**< in no use */
@@ -949,7 +949,7 @@ struct hr_store_import_info {
 	uint64_t generation;    /**< that the model came with */
 	uint64_t bytes;         /**< of all files */
 	uint64_t written_bytes; /**< of them, new to the store */
-	uint64_t shared_bytes;  /**< of them, there already */
+	uint64_t shared_bytes;  /**< of them, there already. */
 	uint64_t needed_bytes;  /**< space that files take which are new at first sight */
 	uint32_t n_files;       /**< files */
 	uint32_t n_shards;      /**< of them, safetensors */
