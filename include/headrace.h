@@ -744,7 +744,7 @@ enum hr_cache_event_kind {
 	HR_CACHE_JOIN = 3,      /**< a get waited for a load under way; its time is what the get took */
 	HR_CACHE_LOAD = 4,      /**< from the beginning of a load to its end */
 	HR_CACHE_HOST_LOAD = 5, /**< the same, out of the host tier */
-	HR_CACHE_FAILED = 6,    /**< a load that failed or was given up. */
+	HR_CACHE_FAILED = 6,    /**< a load that failed or was given up */
 	HR_CACHE_EVICT = 7,     /**< a group left */
 	HR_CACHE_WAIT = 8,      /**< a get waited for room */
 	HR_CACHE_PASS = 9,      /**< a hint was passed over */
@@ -949,7 +949,7 @@ struct hr_store_import_info {
 	uint64_t generation;    /**< that the model came with */
 	uint64_t bytes;         /**< of all files */
 	uint64_t written_bytes; /**< of them, new to the store */
-	uint64_t shared_bytes;  /**< of them, there already. */
+	uint64_t shared_bytes;  /**< of them, there already */
 	uint64_t needed_bytes;  /**< space that files take which are new at first sight */
 	uint32_t n_files;       /**< files */
 	uint32_t n_shards;      /**< of them, safetensors */
