@@ -76,7 +76,7 @@ def tell(number, title, function, context):
     try:
         function(context)
     except Skip as reason:
-        print(f"ok {number} - {title} # SKIP {reason}", flush=True)
+        print(f"ok {number} - {title} # SKIP {' '.join(str(reason).split())}", flush=True)
         return True
     except Exception:  # pylint: disable=broad-except
         print(f"not ok {number} - {title}")

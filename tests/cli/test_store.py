@@ -340,23 +340,41 @@ def refusals(context):
         assert "--force" in message, message
 
 
-@test("init refuses a device that is mounted or has partitions", suite="store")
-def refuses_devices(context):
-    if not shutil.which("mkfs.ext4") or not shutil.which("sfdisk"):
-        raise Skip("needs mkfs.ext4 and sfdisk")
+@test("init refuses a device that is mounted", suite="store")
+def refuses_mounted(context):
+    if not shutil.which("mkfs.ext4"):
+        raise Skip("needs mkfs.ext4")
     with loop(context, 512) as device:
         subprocess.run(["mkfs.ext4", "-q", device], check=True)
         os.makedirs(context.path("mounted"), exist_ok=True)
-        if subprocess.run(["mount", device, context.path("mounted")], capture_output=True, check=False).returncode == 0:
-            try:
-                for more in ([], ["--force"]):
-                    assert "is mounted at" in fails(context, "HR_E_LOCKED", "store", "init", device, *more)["message"]
-            finally:
-                subprocess.run(["umount", context.path("mounted")], check=True)
-        subprocess.run(["wipefs", "-qa", device], check=True)
-        subprocess.run(["sfdisk", "-q", device], input=b"label: gpt\n,16M\n", check=True, capture_output=True)
+        done = subprocess.run(["mount", device, context.path("mounted")], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Skip(f"nothing can be mounted here: {done.stderr.strip()}")
+        try:
+            for more in ([], ["--force"]):
+                assert "is mounted at" in fails(context, "HR_E_LOCKED", "store", "init", device, *more)["message"]
+        finally:
+            subprocess.run(["umount", context.path("mounted")], check=True)
+
+
+def partition_table(path, begin, size):
+    """A master boot record with one partition, by hand: any program that could write it may be missing."""
+    with open(path, "r+b", buffering=0) as file:
+        record = bytearray(512)
+        record[446:462] = struct.pack("<B3sB3sII", 0, b"\xfe\xff\xff", 0x83, b"\xfe\xff\xff", begin // 512, size // 512)
+        record[510:] = b"\x55\xaa"
+        file.write(record)
+        os.fsync(file.fileno())
+
+
+@test("init refuses a device that has partitions", suite="store")
+def refuses_partitions(context):
+    with loop(context, 512) as device:
+        partition_table(device, 1 << 20, 16 << 20)
         message = fails(context, "HR_E_FOREIGN", "store", "init", device)["message"]
-        assert "partition" in message or "libblkid" in message or "not empty" in message, message
+        assert "partition table" in message or "not empty" in message, message
+        context.run("store", "init", device, "--force")
+        assert context.json("store", "ls", device)["models"] == []
 
 
 @test("import says what it would do, shares what is there, and replaces only when told to", suite="store")
