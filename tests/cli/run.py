@@ -19,6 +19,7 @@ import test_json  # noqa: F401
 import test_behaviour  # noqa: F401
 import test_diagnosis  # noqa: F401
 import test_store  # noqa: F401
+import test_store_devices  # noqa: F401
 import test_verify  # noqa: F401
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -86,6 +87,7 @@ def main():
     parser.add_argument("--fake-cuda", help="folder of the look-alike libcuda.so.1")
     parser.add_argument("--fake-kernel", help="a library that shows the command a kernel with modules")
     parser.add_argument("--fake-root", help="the files of that kernel")
+    parser.add_argument("--with-handle", help="the program that makes several calls on one handle")
     parser.add_argument("--sanitized", action="store_true", help="built with sanitizers: memory is not measured")
     add_cases()
     return harness.main(parser.parse_args(), checkpoints.make_all)
