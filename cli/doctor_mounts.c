@@ -18,14 +18,21 @@ struct mount {
 	char point[512], options[512], type[32], source[512], super[512];
 };
 
-/* Octal escapes for space, tab, newline and backslash. */
+/* "\040": how a space, a tab, a newline and a backslash are written. */
+static bool is_escape(const char *text)
+{
+	return text[0] == '\\' && text[1] >= '0' && text[1] <= '3' && text[2] >= '0' && text[2] <= '7' &&
+	       text[3] >= '0' && text[3] <= '7';
+}
+
 static void unescape(char *text)
 {
 	char *to = text;
 
 	for (const char *from = text; *from; to++) {
-		if (from[0] == '\\' && from[1] >= '0' && from[1] <= '3' && from[2] && from[3]) {
-			*to = (char)((from[1] - '0') << 6 | (from[2] - '0') << 3 | (from[3] - '0'));
+		if (is_escape(from)) {
+			*to = (char)((unsigned)(from[1] - '0') << 6 | (unsigned)(from[2] - '0') << 3 |
+				     (unsigned)(from[3] - '0'));
 			from += 4;
 		} else {
 			*to = *from++;
