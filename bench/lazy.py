@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model under a memory budget, one token after the other: headrace.LazyModel and attach() beside accelerate's disk offload.
 
-    lazy.py make FOLDER [--layers N --hidden N --heads N --vocab N --dtype D]   writes a Llama with random weights
+    lazy.py make FOLDER [--layers N --hidden N --heads N --vocab N --dtype D --device D]   writes a Llama with random weights
     lazy.py run FOLDER [--device D] [--budget SHARE] [--tokens N] [--peers headrace,accelerate,whole] [--cold] [--prediction TEXT]
     lazy.py switch FOLDER [--device D] [--budget SHARE]                         model A, then B, then A again, in one cache
     lazy.py hit FOLDER [--device D]                                             nanoseconds of a get() that finds its group there
@@ -446,7 +446,8 @@ def make(arguments):
     os.makedirs(arguments.folder, exist_ok=True)
     with open(os.path.join(arguments.folder, "config.json"), "w", encoding="utf-8") as file:
         json.dump(config, file, indent=1)
-    shapes = {name: tuple(value.shape) for name, value in plain_llama(torch, config).state_dict().items()}
+    with torch.device("meta"):
+        shapes = {name: tuple(value.shape) for name, value in plain_llama(torch, config).state_dict().items()}
     dtype = getattr(torch, arguments.dtype)
     code = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[arguments.dtype]
     table, at = {"__metadata__": {"format": "pt"}}, 0
@@ -459,8 +460,8 @@ def make(arguments):
     with open(os.path.join(arguments.folder, "model.safetensors"), "wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for shape in shapes.values():
-            values = torch.ones(shape, dtype=dtype) if len(shape) == 1 else torch.randn(shape, dtype=dtype) * 0.03
-            file.write(values.view(torch.uint8).reshape(-1).numpy())
+            values = torch.ones(shape, dtype=dtype) if len(shape) == 1 else torch.randn(shape, dtype=dtype, device=arguments.device) * 0.03
+            file.write(values.cpu().view(torch.uint8).reshape(-1).numpy())
         file.flush()
         os.fsync(file.fileno())
     print(f"{arguments.folder}: {at:,} bytes of weights")

@@ -176,12 +176,25 @@ static int open_cache(const struct loop *loop, uint32_t policy, hr_loader **load
 	return hr_cache_open(*loader, &opts, cache) ? cli_fail_setup(loop->bench->args) : 0;
 }
 
+/* The driver keeps what was given back for the next one, and would say that a cache takes nothing: what is kept goes
+ * with its device. */
+static int renew_device(struct bench *bench)
+{
+	if (!bench->about.driver)
+		return 0;
+	hr_device_close(bench->device);
+	return cli_device_open(bench->args, &bench->device);
+}
+
 static int take_loop(struct loop *loop, struct loop_way *way)
 {
 	hr_loader *loader = NULL;
 	hr_cache *cache = NULL;
-	int status = open_cache(loop, way->number, &loader, &cache);
+	int status = renew_device(loop->bench);
 
+	if (status)
+		return status;
+	status = open_cache(loop, way->number, &loader, &cache);
 	bench_make_warm(loop->bench);
 	if (status == 0)
 		status = walk(loop, cache, way, &way->samples[way->n]);
