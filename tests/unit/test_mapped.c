@@ -29,8 +29,10 @@ static void bed_with_windows(struct bed *bed, uint64_t staging_bytes, uint64_t s
 	struct hr_loader_opts opts = HR_LOADER_OPTS_INIT;
 	int rc;
 
-	if (!has_device("cuda:0"))
+	if (!has_device("cuda:0")) {
+		bed_close(bed);
 		skip();
+	}
 	opts.engine = "mapped";
 	opts.staging_bytes = staging_bytes;
 	opts.slot_bytes = slot_bytes;
