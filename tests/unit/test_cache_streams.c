@@ -291,7 +291,11 @@ static void visit(size_t i)
 /* Copies are looked at when they are asked for: the look-alike driver's take a while. */
 static void settle(void)
 {
-	usleep(20000);
+	usleep(20000); /* until they are queued */
+	if (has_fake) {
+		fake.drain();
+		usleep(2000);
+	}
 }
 
 static void evicted_groups_come_back_without_storage(void **state)

@@ -382,8 +382,10 @@ static void peak(const char *device)
 	bed_open(&bed, 9, 400, 300000); /* some 20 MB: several times what tensors may share */
 	bed_load(&bed, device, &opts);
 	assert_ok(hr_feed_open(bed.loader, bed.model, NULL, &feed));
-	usleep(20000);
-	assert_ok(hr_loader_stats(bed.loader, &stats));
+	for (int i = 0; i < 2000 && stats.read_bytes == 0; i++) {
+		usleep(10000);
+		assert_ok(hr_loader_stats(bed.loader, &stats));
+	}
 	assert_int_equal(stats.peak_buffer_bytes, 0); /* look-ahead takes none */
 	assert_true(stats.read_bytes > 0);
 	while (sip(feed, bed.model))
