@@ -23,6 +23,14 @@ static int find_driver(void **state)
 	return 0;
 }
 
+static void need_fake(void)
+{
+	if (has_fake)
+		return;
+	printf("# needs the look-alike driver\n");
+	skip();
+}
+
 /* Ends with a skip, and the reason, where windows cannot be had. */
 static void bed_with_windows(struct bed *bed, uint64_t staging_bytes, uint64_t slot_bytes, uint32_t readers)
 {
@@ -162,8 +170,7 @@ static void needs_no_read_only_registrations_where_the_gpu_has_the_hosts_tables(
 	struct bed bed;
 
 	(void)state;
-	if (!has_fake)
-		skip();
+	need_fake();
 	bed_open(&bed, 97, 20, 200000);
 	fake.set("read_only", 0);
 	fake.set("host_tables", 1);
@@ -198,8 +205,7 @@ static void fails_the_job_with_the_drivers_words_and_goes_on(void **state)
 	struct bed bed;
 
 	(void)state;
-	if (!has_fake)
-		skip();
+	need_fake();
 	bed_open(&bed, 98, 40, 400000);
 	bed_with_windows(&bed, HR_MIN_STAGING_BYTES * 2, 0, 0);
 	for (unsigned n = 1; n < 20; n += 6) {
@@ -222,8 +228,7 @@ static void tries_again_to_give_a_window_back(void **state)
 	struct bed bed;
 
 	(void)state;
-	if (!has_fake)
-		skip();
+	need_fake();
 	bed_open(&bed, 99, 40, 400000);
 	bed_with_windows(&bed, HR_MIN_STAGING_BYTES * 2, 0, 0);
 	for (unsigned n = 1; n < 12; n += 5) {
@@ -268,8 +273,7 @@ static void survives_a_gpu_that_is_lost(void **state)
 	struct bed bed;
 
 	(void)state;
-	if (!has_fake)
-		skip();
+	need_fake();
 	bed_open(&bed, 101, 40, 400000);
 	bed_with_windows(&bed, HR_MIN_STAGING_BYTES * 4, 0, 0);
 	fake.arm("async", 3, 700);
