@@ -27,30 +27,30 @@ whole() {
 	must headrace load "store:$store#$1" --verify --device cpu
 	must headrace load "store:$store#$1" --verify --device cpu --engine pread
 	must headrace store get "$store" "$1" "/out-$1"
-	must diff -r "/work/$1" "/out-$1"
+	must diff -r "/models/$1" "/out-$1"
 	rm -r "/out-$1"
 }
 
-mkdir -p /work /tmp
-must tar xf /dev/nvme1n1 -C /work
+mkdir -p /models /tmp
+must tar xf /dev/nvme1n1 -C /models
 echo "HR: kernel $(uname -r), logical blocks of $(cat /sys/block/nvme0n1/queue/logical_block_size) bytes, wwid $(cat /sys/block/nvme0n1/wwid)"
 case $step in
 first)
 	must headrace store init "$store" --name emulated
-	must headrace store import "$store" /work/one --as one
+	must headrace store import "$store" /models/one --as one
 	must headrace store check "$store" --digests
 	whole one
 	;;
 killed)
 	echo "HR: importing"
-	headrace store import "$store" /work/two --as two >/tmp/log 2>&1
+	headrace store import "$store" /models/two --as two >/tmp/log 2>&1
 	echo "HR: imported too early"
 	sleep 60
 	;;
 after)
 	must headrace store check "$store" --digests
 	whole one
-	must headrace store import "$store" /work/two --as two
+	must headrace store import "$store" /models/two --as two
 	must headrace store check "$store" --digests
 	whole two
 	whole one
