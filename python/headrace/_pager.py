@@ -125,7 +125,7 @@ class Attachment:
     def _install(self) -> None:
         for weight in self.weights:
             for module, name in weight.places:
-                module._parameters[name] = weight.placeholder
+                module._parameters[name] = weight.stand_in
         for page in self.pages:
             self._replace(page.module, "forward", self._wrapped(page, page.module.forward))
         for owner in {id(module): module for weight in self.weights for module, _ in weight.places}.values():
@@ -190,7 +190,7 @@ class Attachment:
             for weight, tensor in zip(group.weights, group.tensors(lease)):
                 found[id(weight)] = tensor
         for module, name, weight in page.places:
-            if module._parameters.get(name) is weight.placeholder:
+            if module._parameters.get(name) is weight.stand_in:
                 tensor = found[id(weight)]
                 module._parameters[name] = tensor
                 page.put.append((module, name, tensor))
@@ -199,11 +199,11 @@ class Attachment:
         with self._lock:
             page.running -= 1
             if not page.running:
-                placeholders = {(id(module), name): weight.placeholder for module, name, weight in page.places}
+                stand_ins = {(id(module), name): weight.stand_in for module, name, weight in page.places}
                 while page.put:
                     module, name, tensor = page.put.pop()
                     if module._parameters.get(name) is tensor:
-                        module._parameters[name] = placeholders[id(module), name]
+                        module._parameters[name] = stand_ins[id(module), name]
                     del tensor
         self._here.depth -= 1
         self._give_back(leases, stream, self._here.depth)
@@ -274,7 +274,7 @@ class Attachment:
             made = [(weight, _ordinary(weight, load)) for weight in self.weights]
             for weight, parameter in made:
                 for module, name in weight.places:
-                    if module._parameters.get(name) is weight.placeholder:
+                    if module._parameters.get(name) is weight.stand_in:
                         module._parameters[name] = parameter
             while self._kept:
                 module, name, before = self._kept.pop()

@@ -85,7 +85,7 @@ class Weight:
         self.by_rows = False
         self.places: list[Place] = []
         self.group: WeightGroup | None = None
-        self.placeholder = LazyWeight(self)
+        self.stand_in = LazyWeight(self)
 
     @property
     def nbytes(self) -> int:
