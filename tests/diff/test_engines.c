@@ -139,8 +139,7 @@ static void all_load_a_real_checkpoint(void **state)
 
 	(void)state;
 	if (!name || !*name) {
-		printf("# HR_CHECKPOINT is not set\n");
-		skip();
+		skip_for("HR_CHECKPOINT is not set");
 	}
 	bed_open_model(&bed, name);
 	on_all(&bed, &base, same_bytes_once);

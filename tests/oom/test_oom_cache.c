@@ -136,7 +136,7 @@ static void until_it_is_not_met(const char *device, const char *point, int errno
 	int fired = 1;
 
 	if (!has_device(device))
-		skip();
+		skip_for("%s", hr_error_last()->message);
 	bed_open(&s.bed, 3, (size_t)N_GROUPS * N_EACH, 100000);
 	for (uint64_t i = 0; i < s.bed.n_tensors; i++) {
 		struct hr_tensor t = HR_TENSOR_INIT;

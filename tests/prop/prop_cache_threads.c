@@ -333,7 +333,7 @@ static void run_rounds(const char *device, bool with_failures, uint64_t seed)
 	struct test_random random;
 
 	if (!has_device(device))
-		skip();
+		skip_for("%s", hr_error_last()->message);
 	test_random_start(&random, seed);
 	for (int i = 0; i < n; i++)
 		run_round(&random, device, with_failures, 60);

@@ -167,7 +167,7 @@ static void run_rounds(const char *device, uint64_t seed)
 	struct test_random random;
 
 	if (!has_device(device))
-		skip();
+		skip_for("%s", hr_error_last()->message);
 	alarm(120); /* instead of a hang */
 	test_random_start(&random, seed);
 	for (int round = 0; round < 15 || (now_ms() < end && round < 300); round++)

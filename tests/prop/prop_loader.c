@@ -391,8 +391,10 @@ static void run_rounds(const char *device, uint64_t seed)
 	struct test_random random;
 	int rounds = 0;
 
-	if (!has_device(device) || (getenv("HR_TEST_ENGINE") && strcmp(device, "cpu") == 0))
-		skip();
+	if (getenv("HR_TEST_ENGINE") && strcmp(device, "cpu") == 0)
+		skip_for("engine %s is for GPUs", getenv("HR_TEST_ENGINE"));
+	if (!has_device(device))
+		skip_for("%s", hr_error_last()->message);
 	test_random_start(&random, seed);
 	for (; rounds < 20 || (now_ms() < end && rounds < 400); rounds++)
 		run_round(&random, device);

@@ -30,6 +30,15 @@
 int run_group(const char *name, const struct CMUnitTest *tests, size_t n, CMFixtureFunction setup,
 	      CMFixtureFunction teardown);
 
+/* A skip has a reason, in words as for printf; the summary reads it from the line before the result. */
+#undef skip
+#define skip_for(...)                                                                                        \
+	do {                                                                                                 \
+		printf("# " __VA_ARGS__);                                                                    \
+		putchar('\n');                                                                               \
+		_skip(__FILE__, __LINE__);                                                                   \
+	} while (0)
+
 /* Shows the library's own story when a call that must work does not. */
 #define assert_ok(call)                                                                                      \
 	do {                                                                                                 \

@@ -221,10 +221,8 @@ bool has_device(const char *spec)
 {
 	hr_device *device;
 
-	if (hr_device_open(spec, &device)) {
-		printf("# %s\n", hr_error_last()->message); /* why what follows is skipped */
+	if (hr_device_open(spec, &device))
 		return false;
-	}
 	hr_device_close(device);
 	return true;
 }

@@ -95,7 +95,7 @@ static void works_as_a_cache_on_a_gpu(void **state)
 {
 	(void)state;
 	if (!has_device("cuda:0"))
-		skip();
+		skip_for("%s", hr_error_last()->message);
 	hits_what_is_there_and_evicts_the_oldest("cuda:0");
 }
 

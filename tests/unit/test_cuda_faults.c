@@ -109,7 +109,7 @@ static void every_driver_call_may_fail_once(void **state)
 {
 	(void)state;
 	if (!has_fake)
-		skip();
+		skip_for("needs the look-alike driver");
 	fail_every_call(999);
 }
 
@@ -117,7 +117,7 @@ static void every_driver_call_may_fail_for_good(void **state)
 {
 	(void)state;
 	if (!has_fake)
-		skip();
+		skip_for("needs the look-alike driver");
 	fail_every_call(HR__CU_ILLEGAL_ADDRESS);
 }
 
@@ -131,7 +131,7 @@ static void a_broken_context_is_left_alone(void **state)
 
 	(void)state;
 	if (!has_fake)
-		skip();
+		skip_for("needs the look-alike driver");
 	fake.set("strict", 0);
 	bench_open(b);
 	fake.arm("async", 1, HR__CU_ILLEGAL_ADDRESS);
@@ -170,7 +170,7 @@ static void large_registrations_are_made_in_pieces(void **state)
 
 	(void)state;
 	if (!has_fake)
-		skip();
+		skip_for("needs the look-alike driver");
 	fake.set("register_mib", 40);
 	bench_open(b);
 	assert_int_equal(hr__os_map(bytes, &range), 0);
@@ -207,7 +207,7 @@ static void a_driver_that_refuses_batches_gets_single_copies(void **state)
 
 	(void)state;
 	if (!has_fake)
-		skip();
+		skip_for("needs the look-alike driver");
 	fake.set("batch_result", HR__CU_NOT_SUPPORTED);
 	bench_open(b);
 	assert_ok(hr_device_info(b->device, &info));
@@ -238,7 +238,7 @@ static void copies_that_are_wrong_do_not_end_batches(void **state)
 
 	(void)state;
 	if (!has_fake)
-		skip();
+		skip_for("needs the look-alike driver");
 	bench_open(b);
 	assert_ok(hr_device_info(b->device, &info));
 	flags = info.flags;
@@ -266,10 +266,10 @@ static void the_fake_shows_a_slot_that_is_used_again_too_early(void **state)
 
 	(void)state;
 #ifdef __SANITIZE_THREAD__
-	skip(); /* it is a race, on purpose */
+	skip_for("it is a race, on purpose");
 #endif
 	if (!has_fake)
-		skip();
+		skip_for("needs the look-alike driver");
 	fake.set("delay_us", 100000);
 	fake.set("seed", 12345);
 	bench_open(b);
@@ -291,7 +291,7 @@ static void the_fake_notices_mistakes(void **state)
 
 	(void)state;
 	if (!has_fake)
-		skip();
+		skip_for("needs the look-alike driver");
 	bench_open(b);
 	memory = (uintptr_t)b->memory;
 	fake.set("strict", 0);

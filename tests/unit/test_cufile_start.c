@@ -243,8 +243,7 @@ static void play(int (*body)(void *ctx), void *ctx)
 
 	fflush(NULL);
 	if (in_child(is_there, NULL) != 1) {
-		printf("# the look-alike driver and library are not the ones that are found\n");
-		skip();
+		skip_for("the look-alike driver and library are not the ones that are found");
 	}
 	folder = make_temp_dir();
 	answer = in_child(body, ctx);

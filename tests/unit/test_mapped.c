@@ -27,8 +27,7 @@ static void need_fake(void)
 {
 	if (has_fake)
 		return;
-	printf("# needs the look-alike driver\n");
-	skip();
+	skip_for("needs the look-alike driver");
 }
 
 /* Ends with a skip, and the reason, where windows cannot be had. */
@@ -39,7 +38,7 @@ static void bed_with_windows(struct bed *bed, uint64_t staging_bytes, uint64_t s
 
 	if (!has_device("cuda:0")) {
 		bed_close(bed);
-		skip();
+		skip_for("no CUDA driver on this machine");
 	}
 	opts.engine = "mapped";
 	opts.staging_bytes = staging_bytes;
@@ -48,9 +47,8 @@ static void bed_with_windows(struct bed *bed, uint64_t staging_bytes, uint64_t s
 	assert_ok(hr_device_open("cuda:0", &bed->device));
 	rc = hr_loader_open(bed->device, &opts, &bed->loader);
 	if (rc == HR_E_UNSUPPORTED && !has_fake) {
-		printf("# %s\n", hr_error_last()->message);
 		bed_close(bed);
-		skip();
+		skip_for("%s", hr_error_last()->message);
 	}
 	assert_ok(rc);
 }
@@ -108,7 +106,7 @@ static void takes_files_of_memory_file_systems(void **state)
 
 	(void)state;
 	if (!mkdtemp(dir))
-		skip();
+		skip_for("no folder can be made in /dev/shm");
 	bed_open_in(&bed, dir, 95, 20, 200000);
 	bed_with_windows(&bed, HR_MIN_STAGING_BYTES * 4, 0, 0);
 	assert_ok(load_by_job(bed.loader, bed.model, NULL));

@@ -92,7 +92,7 @@ static void fails_as_a_whole_when_copying_fails(void **state)
 
 	(void)state;
 	if (!has_device("cuda:0") || !fake_cuda_find(&fake))
-		skip();
+		skip_for("needs the look-alike driver");
 	bed_with(&bed, "cuda:0", NULL, HR_MIN_STAGING_BYTES);
 	assert_ok(load_by_job(bed.loader, bed.model, NULL));
 	for (unsigned n = 1; n < 12; n += 5) {

@@ -225,8 +225,7 @@ static void goes_on_without_io_uring_and_says_so(void **state)
 	answer = in_child(without_io_uring, &bed);
 	bed_close(&bed);
 	if (answer == 77) {
-		printf("# no seccomp filters here\n");
-		skip();
+		skip_for("no seccomp filters here");
 	}
 	assert_int_equal(answer, 0);
 }
@@ -284,7 +283,7 @@ static void knows_tmpfs_where_that_has_no_direct_reads(void **state)
 	(void)state;
 	if (!mkdtemp(dir)) {
 		free(dir);
-		skip();
+		skip_for("no folder can be made in /dev/shm");
 	}
 	path = path_in(dir, "a.safetensors");
 	write_safetensors(path, tensors, 2, 1);

@@ -132,7 +132,7 @@ static void the_fake_sees_a_disk_write_under_a_copy(void **state)
 
 	(void)state;
 	if (!has_fake)
-		skip();
+		skip_for("needs the look-alike driver");
 	bench_open(b);
 	window = window_of(b, MIB);
 	fake.set("strict", 0);
