@@ -268,23 +268,25 @@ static int cuda_alloc(hr_device *device, uint64_t bytes, void **out, struct hr__
 	return rc;
 }
 
-static int cuda_release(hr_device *device, void *memory, uint64_t bytes, struct hr__device_error *error)
+/* Gives memory back in the order of `stream`. Without a pool that means: when the stream has come so far, if somebody's
+ * work may still be before it there (`is_used`). */
+static int release_on(struct hr__cuda *cuda, void *memory, hr__cu_stream stream, bool is_used,
+		      struct hr__device_error *error)
 {
-	struct hr__cuda *cuda = hr__cuda_of(device);
 	hr__cu_ptr address = (hr__cu_ptr)(uintptr_t)memory;
 	struct hr__device_visit visit;
 	int rc;
 
-	(void)bytes;
 	if (!memory)
 		return 0;
 	rc = hr__cuda_enter(cuda, &visit, error);
 	if (rc)
 		return rc;
 	if (cuda->pool) {
-		rc = HR__CU_CHECK(cuda, error, cuMemFreeAsync, address, cuda->release_stream);
+		rc = HR__CU_CHECK(cuda, error, cuMemFreeAsync, address, stream);
 	} else {
-		rc = HR__CU_CHECK(cuda, error, cuStreamSynchronize, cuda->release_stream);
+		if (is_used)
+			rc = HR__CU_CHECK(cuda, error, cuStreamSynchronize, stream);
 		if (!rc)
 			rc = HR__CU_CHECK(cuda, error, cuMemFree, address);
 	}
@@ -292,26 +294,21 @@ static int cuda_release(hr_device *device, void *memory, uint64_t bytes, struct 
 	return rc;
 }
 
+static int cuda_release(hr_device *device, void *memory, uint64_t bytes, struct hr__device_error *error)
+{
+	struct hr__cuda *cuda = hr__cuda_of(device);
+
+	(void)bytes;
+	return release_on(cuda, memory, cuda->release_stream, true, error);
+}
+
 /* On the stream on which memory is taken: so the next allocation comes after it. */
 static int cuda_release_idle(hr_device *device, void *memory, uint64_t bytes, struct hr__device_error *error)
 {
 	struct hr__cuda *cuda = hr__cuda_of(device);
-	hr__cu_ptr address = (hr__cu_ptr)(uintptr_t)memory;
-	struct hr__device_visit visit;
-	int rc;
 
 	(void)bytes;
-	if (!memory)
-		return 0;
-	rc = hr__cuda_enter(cuda, &visit, error);
-	if (rc)
-		return rc;
-	if (cuda->pool)
-		rc = HR__CU_CHECK(cuda, error, cuMemFreeAsync, address, cuda->memory_stream);
-	else
-		rc = HR__CU_CHECK(cuda, error, cuMemFree, address);
-	hr__cuda_leave(&visit);
-	return rc;
+	return release_on(cuda, memory, cuda->memory_stream, false, error);
 }
 
 /* In the context: undoes the first `bytes` of a registration. */
