@@ -152,6 +152,15 @@ bool native_seconds(PyObject *value, double *out)
 	return false;
 }
 
+bool native_timeout(PyObject *args, PyObject *kwargs, const char *format, double *seconds)
+{
+	static char *keywords[] = {"timeout", NULL};
+	PyObject *timeout = NULL;
+
+	return PyArg_ParseTupleAndKeywords(args, kwargs, format, keywords, &timeout) &&
+	       native_seconds(timeout, seconds);
+}
+
 double native_now(void)
 {
 	struct timespec now;

@@ -136,6 +136,8 @@ PyObject *native_cache_stats(const struct hr_cache_stats *stats);
 bool native_size(PyObject *value, uint64_t *out);
 /* Seconds, or None for ever (then a negative number). */
 bool native_seconds(PyObject *value, double *out);
+/* The arguments of a call that takes `timeout` and nothing else; `format` is "|O:" and its name. */
+bool native_timeout(PyObject *args, PyObject *kwargs, const char *format, double *seconds);
 double native_now(void);
 void native_park(struct native *native, const struct parked *what);
 void native_unpark(struct native *native);

@@ -213,13 +213,10 @@ static PyObject *next(struct feed_object *self)
 
 static PyObject *close_feed(struct feed_object *self, PyObject *args, PyObject *kwargs)
 {
-	static char *keywords[] = {"timeout", NULL};
-	PyObject *timeout = NULL;
 	double seconds;
 	bool good;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
-	    !native_seconds(timeout, &seconds) || !take(self))
+	if (!native_timeout(args, kwargs, "|O:close", &seconds) || !take(self))
 		return NULL;
 	good = !self->feed || close_within(self, seconds >= 0 ? native_now() + seconds : -1);
 	self->in_use = false;

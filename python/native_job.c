@@ -187,13 +187,10 @@ static bool is_open(const struct job_object *self)
 
 static PyObject *wait_job(struct job_object *self, PyObject *args, PyObject *kwargs)
 {
-	static char *keywords[] = {"timeout", NULL};
-	PyObject *timeout = NULL;
 	double seconds;
 	bool good;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:wait", keywords, &timeout) ||
-	    !native_seconds(timeout, &seconds))
+	if (!native_timeout(args, kwargs, "|O:wait", &seconds))
 		return NULL;
 	if (!is_open(self))
 		return NULL;
@@ -275,13 +272,11 @@ static bool close_within(struct job_object *self, double until)
 
 static PyObject *close_job(struct job_object *self, PyObject *args, PyObject *kwargs)
 {
-	static char *keywords[] = {"timeout", NULL};
-	PyObject *timeout = NULL, *keep;
+	PyObject *keep;
 	double seconds;
 	bool good;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
-	    !native_seconds(timeout, &seconds))
+	if (!native_timeout(args, kwargs, "|O:close", &seconds))
 		return NULL;
 	if (!self->job)
 		Py_RETURN_NONE;

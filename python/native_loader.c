@@ -293,13 +293,10 @@ static bool close_within(struct loader_object *self, double until)
 
 static PyObject *close_loader(struct loader_object *self, PyObject *args, PyObject *kwargs)
 {
-	static char *keywords[] = {"timeout", NULL};
-	PyObject *timeout = NULL;
 	double seconds;
 	bool good;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
-	    !native_seconds(timeout, &seconds))
+	if (!native_timeout(args, kwargs, "|O:close", &seconds))
 		return NULL;
 	if (!self->loader)
 		Py_RETURN_NONE;
