@@ -326,11 +326,12 @@ def run(arguments):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-1500:]}
         results[peer] = found
+    all_answered = not any("error" in found for found in results.values())
     digests = {found["logits_sha256"] for found in results.values() if "logits_sha256" in found}
     said = {peer: found.pop("said") for peer, found in results.items() if "said" in found}
     tell("decode", arguments, {
         "weights_bytes": settings.weights, "budget_bytes": settings.allowed, "with_transformers": settings.has_transformers,
-        "all_said_the_same": len({tuple(tokens) for tokens in said.values()}) == 1, "all_logits_equal": len(digests) == 1,
+        "all_said_the_same": all_answered and len({tuple(tokens) for tokens in said.values()}) == 1, "all_logits_equal": all_answered and len(digests) == 1,
         "peers": results,
     })  # fmt: skip
 

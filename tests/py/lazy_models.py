@@ -5,7 +5,8 @@ import os
 import torch
 import transformers
 
-TOKENS = torch.tensor([[1, 17, 5, 42, 9, 30, 2, 11, 60, 23, 8, 55]])
+DEVICE = os.environ.get("HEADRACE_TEST_DEVICE", "cpu")
+TOKENS = torch.tensor([[1, 17, 5, 42, 9, 30, 2, 11, 60, 23, 8, 55]], device=DEVICE)
 
 SMALL = dict(
     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
@@ -43,7 +44,7 @@ def make(kind, folder, seed=1, **save):
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.1)
     model.save_pretrained(folder, **save)
-    return aligned(auto.from_pretrained(folder).eval())
+    return aligned(auto.from_pretrained(folder).eval().to(DEVICE))
 
 
 def aligned(model):
@@ -88,7 +89,7 @@ def memorise(folder):
             break
     assert loss.item() < 0.05
     model.save_pretrained(folder)
-    return aligned(transformers.LlamaForCausalLM.from_pretrained(folder).eval())
+    return aligned(transformers.LlamaForCausalLM.from_pretrained(folder).eval().to(DEVICE))
 
 
 def page_out(folder):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LazyModel and attach() with the real torch and transformers: what a model says does not depend on the memory that it was given."""
+"""LazyModel and attach() with the real torch and transformers: what a model says does not depend on the memory that it was given.
+HEADRACE_TEST_DEVICE=cuda:0 runs them on a GPU."""
 import gc
 import json
 import os
@@ -42,7 +43,7 @@ def memorised(tmp_path_factory):
 
 def largest_unit(folder):
     """Bytes of the largest unit of the model, when its layers are whole."""
-    with LazyModel.from_safetensors(folder, device="cpu") as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE) as model:
         return max(nbytes for _, nbytes in model.attachment.units)
 
 
@@ -57,7 +58,7 @@ SHARES = [(kind, share) for kind in lm.CONFIGS for share in ((1.0, 0.8) if kind 
 def test_what_a_model_answers_is_equal_bit_for_bit(folders, kind, share):
     folder, whole = folders(kind)
     budget = int(lm.weights_bytes(folder) * share) + (4096 if share == 1 else 0)
-    with LazyModel.from_safetensors(folder, device="cpu", budget=budget, prefetch=2) as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE, budget=budget, prefetch=2) as model:
         for _ in range(3):
             assert torch.equal(lm.outputs(model), lm.outputs(whole))
             assert torch.equal(lm.outputs(model, lm.TOKENS[:, :1]), lm.outputs(whole, lm.TOKENS[:, :1]))
@@ -71,12 +72,12 @@ def test_what_a_model_answers_is_equal_bit_for_bit(folders, kind, share):
 def test_a_memorised_sentence_is_said_by_heart(memorised, how):
     folder, whole = memorised
     budget = lm.weights_bytes(folder) // 4 if how == "25 %" else largest_unit(folder) + 1
-    start = torch.tensor([lm.SENTENCE[:2]])
-    with LazyModel.from_safetensors(folder, device="cpu", budget=budget) as model:
+    start = torch.tensor([lm.SENTENCE[:2]], device=lm.DEVICE)
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE, budget=budget) as model:
         said = model.generate(start, max_new_tokens=30, do_sample=False)
         assert said.tolist() == [lm.SENTENCE]
         assert torch.equal(said, whole.generate(start, max_new_tokens=30, do_sample=False))
-        assert torch.equal(lm.outputs(model, torch.tensor([lm.SENTENCE])), lm.outputs(whole, torch.tensor([lm.SENTENCE])))
+        assert torch.equal(lm.outputs(model, torch.tensor([lm.SENTENCE], device=lm.DEVICE)), lm.outputs(whole, torch.tensor([lm.SENTENCE], device=lm.DEVICE)))
         assert model.cache.stats()["peak_bytes"] <= budget
         with torch.inference_mode():
             assert model.generate(start, max_new_tokens=30, do_sample=False, num_beams=2).tolist()[0][:4] == lm.SENTENCE[:4]
@@ -85,7 +86,7 @@ def test_a_memorised_sentence_is_said_by_heart(memorised, how):
 def test_two_models_take_turns_under_one_budget(folders):
     (one, whole_one), (two, whole_two) = folders("llama"), folders("gpt2")
     budget = max(largest_unit(one), largest_unit(two)) * 2
-    with headrace.Cache("cpu", budget=budget, policy="loop") as cache:
+    with headrace.Cache(lm.DEVICE, budget=budget, policy="loop", **headrace.torch.allocator(lm.DEVICE, budget)) as cache:
         first, second = (LazyModel.from_safetensors(folder, cache=cache) for folder in (one, two))
         for _ in range(3):
             assert torch.equal(lm.outputs(first), lm.outputs(whole_one))
@@ -102,7 +103,7 @@ def test_threads_share_a_budget_that_is_too_small_for_all_at_once(folders):
     budget = largest_unit(folder) + 4096
     expected = lm.outputs(whole)
     wrong = []
-    with headrace.Cache("cpu", budget=budget) as cache:
+    with headrace.Cache(lm.DEVICE, budget=budget, **headrace.torch.allocator(lm.DEVICE, budget)) as cache:
         models = [LazyModel.from_safetensors(folder, cache=cache) for _ in range(2)]
 
         def work(model):
@@ -123,18 +124,18 @@ def test_threads_share_a_budget_that_is_too_small_for_all_at_once(folders):
 @pytest.mark.skipif("HR_CHECKPOINT" not in os.environ, reason="HR_CHECKPOINT names no real checkpoint")
 def test_a_real_model_embeds_the_same_with_less_than_a_third_of_its_memory():
     folder = os.environ["HR_CHECKPOINT"]
-    whole = lm.aligned(transformers.BertModel.from_pretrained(folder).eval())
-    tokens = torch.tensor([[101, 7592, 2088, 2003, 1037, 2204, 2173, 102], [101, 19387, 1010, 2300, 999, 102, 0, 0]])
+    whole = lm.aligned(transformers.BertModel.from_pretrained(folder).eval().to(lm.DEVICE))
+    tokens = torch.tensor([[101, 7592, 2088, 2003, 1037, 2204, 2173, 102], [101, 19387, 1010, 2300, 999, 102, 0, 0]], device=lm.DEVICE)
     mask = (tokens != 0).long()
     budget = lm.weights_bytes(folder) * 3 // 10
-    with LazyModel.from_safetensors(folder, device="cpu", budget=budget) as model, torch.no_grad():
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE, budget=budget) as model, torch.no_grad():
         for _ in range(2):
             expected, got = whole(tokens, attention_mask=mask), model(tokens, attention_mask=mask)
             assert torch.equal(got.last_hidden_state, expected.last_hidden_state)
             assert torch.equal(got.pooler_output, expected.pooler_output)
         assert model.cache.stats()["peak_bytes"] <= budget
         with pytest.raises(IndexError, match="30522"):
-            model.embed_tokens(torch.tensor([30522]))
+            model.embed_tokens(torch.tensor([30522], device=lm.DEVICE))
 
 
 # ------------------------------------------------------------------------------------------------------------------- the pieces of it
@@ -142,7 +143,7 @@ def test_a_real_model_embeds_the_same_with_less_than_a_third_of_its_memory():
 
 def test_parts_load_what_they_need_and_no_more(folders):
     folder, whole = folders("llama")
-    with LazyModel.from_safetensors(folder, device="cpu", prefetch=0) as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE, prefetch=0) as model:
         assert model.stats()["n_groups"] == 0
         embeddings = model.embed_tokens(lm.TOKENS)
         assert model.stats()["n_groups"] == 1
@@ -159,10 +160,10 @@ def test_parts_load_what_they_need_and_no_more(folders):
 @pytest.mark.parametrize("kind", lm.CONFIGS)
 def test_general_names_are_found(folders, kind):
     folder, whole = folders(kind)
-    with LazyModel.from_safetensors(folder, device="cpu") as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE) as model:
         assert len(model.blocks) == 4
         assert model.embed_tokens is model.module.get_input_embeddings()
-        hidden = model.blocks[0](torch.ones(1, 3, 32, dtype=model.dtype))
+        hidden = model.blocks[0](torch.ones(1, 3, 32, dtype=model.dtype, device=lm.DEVICE))
         assert (hidden[0] if isinstance(hidden, tuple) else hidden).shape == (1, 3, 32)
         if kind != "bert":
             assert model.lm_head is model.module.get_output_embeddings()
@@ -174,7 +175,7 @@ def test_general_names_are_found(folders, kind):
 
 def test_lazy_false_brings_everything_in(folders):
     folder, _ = folders("llama")
-    with LazyModel.from_safetensors(folder, lazy=False, device="cpu") as model:
+    with LazyModel.from_safetensors(folder, lazy=False, device=lm.DEVICE) as model:
         before = model.stats()
         assert before["n_groups"] == before["n_units"] and before["n_evictions"] == 0
         lm.outputs(model)
@@ -183,7 +184,7 @@ def test_lazy_false_brings_everything_in(folders):
 
 def test_tied_weights_are_read_once(folders):
     folder, _ = folders("llama, tied")
-    with LazyModel.from_safetensors(folder, device="cpu", prefetch=0) as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE, prefetch=0) as model:
         lm.outputs(model)
         assert model.module.lm_head.weight is model.module.model.embed_tokens.weight
         assert model.stats()["loaded_bytes"] == lm.weights_bytes(folder)
@@ -191,7 +192,7 @@ def test_tied_weights_are_read_once(folders):
 
 def test_what_ran_after_what_is_loaded_ahead(folders):
     folder, _ = folders("llama")
-    with LazyModel.from_safetensors(folder, device="cpu", budget=largest_unit(folder) * 3, prefetch=1) as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE, budget=largest_unit(folder) * 3, prefetch=1) as model:
         for _ in range(3):
             lm.outputs(model)
         assert model.stats()["n_prefetches"] > 0
@@ -199,16 +200,16 @@ def test_what_ran_after_what_is_loaded_ahead(folders):
 
 def test_a_dtype_of_ones_own(folders):
     folder, _ = folders("llama")
-    whole = lm.aligned(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16))
+    whole = lm.aligned(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(lm.DEVICE))
     budget = lm.weights_bytes(folder) // 2
-    with LazyModel.from_safetensors(folder, device="cpu", budget=budget, dtype=torch.bfloat16) as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE, budget=budget, dtype=torch.bfloat16) as model:
         assert model.dtype == torch.bfloat16 and torch.equal(lm.outputs(model), lm.outputs(whole))
         assert model.cache.budget < budget  # the copies that are made are not the cache's
 
 
 def test_a_trace_tells_of_loads_hits_and_evictions(folders, tmp_path):
     folder, _ = folders("llama")
-    with LazyModel.from_safetensors(folder, device="cpu", budget=largest_unit(folder) * 2, trace=tmp_path / "trace.json") as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE, budget=largest_unit(folder) * 2, trace=tmp_path / "trace.json") as model:
         for _ in range(3):
             lm.outputs(model)
     events = json.loads((tmp_path / "trace.json").read_text())
@@ -222,29 +223,29 @@ def test_a_trace_tells_of_loads_hits_and_evictions(folders, tmp_path):
 
 def test_weights_can_be_looked_at_when_they_are_not_there(folders):
     folder, whole = folders("llama")
-    with LazyModel.from_safetensors(folder, device="cpu", budget=largest_unit(folder) + 1) as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE, budget=largest_unit(folder) + 1) as model:
         expected = dict(whole.named_parameters())
         assert list(dict(model.named_parameters())) == list(expected)
         for name, weight in model.named_parameters():
             assert isinstance(weight, LazyWeight) and isinstance(weight, nn.Parameter)
-            assert (weight.shape, weight.dtype, weight.device) == (expected[name].shape, expected[name].dtype, torch.device("cpu"))
+            assert (weight.shape, weight.dtype, weight.device) == (expected[name].shape, expected[name].dtype, torch.device(lm.DEVICE))
             assert torch.equal(weight, expected[name]) and torch.equal(expected[name].reshape(-1)[3:], weight.reshape(-1)[3:])
-        assert (model.device, model.dtype) == (torch.device("cpu"), torch.float32)
+        assert (model.device, model.dtype) == (torch.device(lm.DEVICE), torch.float32)
         assert set(model.state_dict()) == set(whole.state_dict())
         for name, weight in model.state_dict().items():
             assert torch.equal(weight.clone(), whole.state_dict()[name])
         assert sum(weight.numel() for weight in model.parameters()) == sum(weight.numel() for weight in whole.parameters())
         weight = model.lm_head.weight
-        assert weight.numpy().tobytes() == whole.lm_head.weight.detach().numpy().tobytes()
-        assert "lm_head.weight" in repr(weight) and len(weight) == 64 and weight.to("cpu") is weight
+        assert weight.cpu().numpy().tobytes() == whole.lm_head.weight.detach().cpu().numpy().tobytes()
+        assert "lm_head.weight" in repr(weight) and len(weight) == 64 and weight.to(lm.DEVICE) is weight
         with torch.no_grad():  # otherwise mm, not linear, computes it
-            assert torch.equal(torch.nn.functional.linear(torch.ones(1, 32), weight), whole.lm_head(torch.ones(1, 32)))
+            assert torch.equal(torch.nn.functional.linear(torch.ones(1, 32, device=lm.DEVICE), weight), whole.lm_head(torch.ones(1, 32, device=lm.DEVICE)))
         assert model.cache.stats()["pinned_bytes"] == 0
 
 
 def test_a_view_of_a_weight_keeps_it_in_memory(folders):
     folder, whole = folders("llama")
-    with LazyModel.from_safetensors(folder, device="cpu", budget=largest_unit(folder) * 2) as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE, budget=largest_unit(folder) * 2) as model:
         row = model.lm_head.weight[3]
         assert model.cache.pinned > 0
         for _ in range(3):
@@ -256,7 +257,7 @@ def test_a_view_of_a_weight_keeps_it_in_memory(folders):
 
 def test_a_view_of_a_weight_outlives_its_model(folders):
     folder, whole = folders("llama")
-    with LazyModel.from_safetensors(folder, device="cpu") as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE) as model:
         row = model.lm_head.weight[3]
     del model
     assert torch.equal(row, whole.lm_head.weight[3])
@@ -264,7 +265,7 @@ def test_a_view_of_a_weight_outlives_its_model(folders):
 
 def test_a_model_that_is_dropped_takes_its_cache_along(folders):
     folder, _ = folders("llama")
-    model = LazyModel.from_safetensors(folder, device="cpu")
+    model = LazyModel.from_safetensors(folder, device=lm.DEVICE)
     lm.outputs(model)
     dropped = [weakref.ref(model.cache), weakref.ref(model.module)]
     del model
@@ -274,13 +275,13 @@ def test_a_model_that_is_dropped_takes_its_cache_along(folders):
 
 def test_writing_a_weight_is_refused(folders):
     folder, whole = folders("llama")
-    with LazyModel.from_safetensors(folder, device="cpu") as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE) as model:
         weight = model.lm_head.weight
         with torch.no_grad():
             for write in (
                 lambda: weight.zero_(), lambda: weight.data.fill_(1), lambda: weight.__setitem__(0, 1), lambda: weight.add_(1),
-                lambda: nn.init.normal_(weight), lambda: torch.add(torch.ones(64, 32), 1, out=weight), lambda: weight.copy_(torch.ones(64, 32)),
-                lambda: setattr(weight, "data", torch.ones(64, 32)), lambda: model.module.load_state_dict(whole.state_dict()),
+                lambda: nn.init.normal_(weight), lambda: torch.add(torch.ones(64, 32, device=lm.DEVICE), 1, out=weight), lambda: weight.copy_(torch.ones(64, 32, device=lm.DEVICE)),
+                lambda: setattr(weight, "data", torch.ones(64, 32, device=lm.DEVICE)), lambda: model.module.load_state_dict(whole.state_dict()),
                 lambda: weight[0].zero_(), lambda: weight.__iadd__(1), lambda: weight.T.mul_(2),
             ):  # fmt: skip
                 with pytest.raises(RuntimeError, match="held by headrace|copying the param"):
@@ -293,7 +294,7 @@ def test_writing_a_weight_is_refused(folders):
         for change in (lambda: model.half(), lambda: model.to(torch.bfloat16), lambda: model.to("meta")):
             with pytest.raises(RuntimeError, match="held by headrace"):
                 change()
-        assert model.module.to("cpu") is model.module and model.module.float() is model.module and not model.module.eval().training
+        assert model.module.to(lm.DEVICE) is model.module and model.module.float() is model.module and not model.module.eval().training
         assert torch.equal(lm.outputs(model), lm.outputs(whole))
 
 
@@ -305,29 +306,29 @@ def test_a_write_from_inside_forward_is_refused_too(folders):
 
     folder, whole = folders("llama")
     module = nn.ModuleDict({"lm_head": Writes(32, 64, bias=False, device="meta")})
-    with attach(module, folder), torch.no_grad():
+    with attach(module, folder, device=lm.DEVICE), torch.no_grad():
         with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
-            module["lm_head"](torch.ones(1, 32))
+            module["lm_head"](torch.ones(1, 32, device=lm.DEVICE))
         assert torch.equal(module["lm_head"].weight, whole.lm_head.weight)  # torch tells after the write: the memory was dropped
 
 
 def test_autograd_is_refused_with_a_sentence(folders):
     folder, _ = folders("llama")
-    with LazyModel.from_safetensors(folder, device="cpu") as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE) as model:
         with pytest.raises(RuntimeError, match="no_grad"):
-            model.blocks[0](torch.ones(1, 3, 32, requires_grad=True))
+            model.blocks[0](torch.ones(1, 3, 32, device=lm.DEVICE, requires_grad=True))
         with pytest.raises(RuntimeError, match="autograd"):
-            torch.nn.functional.linear(torch.ones(1, 32, requires_grad=True), model.lm_head.weight)
+            torch.nn.functional.linear(torch.ones(1, 32, device=lm.DEVICE, requires_grad=True), model.lm_head.weight)
         assert model.cache.pinned == 0
-        model.blocks[0](torch.ones(1, 3, 32))
+        model.blocks[0](torch.ones(1, 3, 32, device=lm.DEVICE))
 
 
 def test_an_error_in_forward_leaves_nothing_pinned(folders):
     folder, whole = folders("llama")
-    with LazyModel.from_safetensors(folder, device="cpu", budget=largest_unit(folder) + 1) as model:
+    with LazyModel.from_safetensors(folder, device=lm.DEVICE, budget=largest_unit(folder) + 1) as model:
         for _ in range(3):
             with pytest.raises(RuntimeError):
-                model.blocks[1](torch.ones(1, 3, 7))
+                model.blocks[1](torch.ones(1, 3, 7, device=lm.DEVICE))
         assert model.cache.pinned == 0
         assert torch.equal(lm.outputs(model), lm.outputs(whole))
 
@@ -358,7 +359,7 @@ def net(tmp_path):
     from safetensors.torch import save_file
 
     torch.manual_seed(5)
-    whole = Net().eval()
+    whole = Net().eval().to(lm.DEVICE)
     save_file(whole.state_dict(), tmp_path / "net.safetensors")
     return whole, tmp_path / "net.safetensors"
 
@@ -366,7 +367,7 @@ def net(tmp_path):
 def test_any_module_can_be_attached_and_comes_back_whole(net):
     whole, path = net
     torch.manual_seed(6)
-    module, x = Net().eval(), torch.randn(2, 3, 8)
+    module, x = Net().eval().to(lm.DEVICE), torch.randn(2, 3, 8, device=lm.DEVICE)
     with torch.no_grad():
         assert not torch.equal(module(x), whole(x))
         attachment = attach(module, path, budget=2048)
@@ -394,9 +395,9 @@ def test_a_module_may_call_another_one_that_shares_its_cache(net):
             return super().forward(x) + self.__dict__["other"](x)
 
     torch.manual_seed(6)
-    module, other, x = Outer().eval(), Net().eval(), torch.randn(2, 3, 8)
+    module, other, x = Outer().eval().to(lm.DEVICE), Net().eval().to(lm.DEVICE), torch.randn(2, 3, 8, device=lm.DEVICE)
     module.__dict__["other"] = other
-    with headrace.Cache("cpu", budget=3072) as cache, torch.no_grad():
+    with headrace.Cache(lm.DEVICE, budget=3072, **headrace.torch.allocator(lm.DEVICE, 3072)) as cache, torch.no_grad():
         with attach(module, path, cache=cache) as outer, attach(other, path, cache=cache):
             assert 2 * max(page.need for page in outer.pages) > 3072  # both together were never promised
             for _ in range(3):
@@ -405,19 +406,19 @@ def test_a_module_may_call_another_one_that_shares_its_cache(net):
 
 def test_a_weight_that_the_user_replaces_is_the_users(net):
     whole, path = net
-    module, x = Net().eval(), torch.randn(2, 3, 8)
+    module, x = Net().eval().to(lm.DEVICE), torch.randn(2, 3, 8, device=lm.DEVICE)
     with attach(module, path), torch.no_grad():
         module(x)
-        module.scale = nn.Parameter(torch.ones(8))
+        module.scale = nn.Parameter(torch.ones(8, device=lm.DEVICE))
         whole.scale.data.fill_(1)
         assert torch.equal(module(x), whole(x))
         assert not isinstance(module.scale, LazyWeight)
-    assert torch.equal(module.scale, torch.ones(8))
+    assert torch.equal(module.scale, torch.ones(8, device=lm.DEVICE))
 
 
 def test_what_does_not_fit_together_is_refused_before_anything_is_changed(net, tmp_path):
     _, path = net
-    module = Net()
+    module = Net().to(lm.DEVICE)
     before = {name: id(parameter) for name, parameter in module.named_parameters()}
     for wrong, match in (
         (lambda: attach(nn.Linear(8, 8), path), "lacks 2 of the module's weights"),
@@ -441,7 +442,7 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_changed(net, t
 
 def test_names_can_be_mapped_and_what_the_file_lacks_kept(net):
     whole, path = net
-    module, x = nn.ModuleDict({"head": nn.Linear(8, 8), "new": nn.Linear(8, 2)}), torch.randn(2, 8)
+    module, x = nn.ModuleDict({"head": nn.Linear(8, 8), "new": nn.Linear(8, 2)}).to(lm.DEVICE), torch.randn(2, 8, device=lm.DEVICE)
     with attach(module, path, names={"head.weight": "layers.1.0.weight", "head.bias": "layers.1.0.bias"}, strict=False), torch.no_grad():
         assert torch.equal(module["head"](x), whole.layers[1][0](x))
         assert module["new"](x).shape == (2, 2) and not isinstance(module["new"].weight, LazyWeight)
@@ -449,7 +450,7 @@ def test_names_can_be_mapped_and_what_the_file_lacks_kept(net):
 
 def test_state_dict_can_be_saved(net, tmp_path):
     whole, path = net
-    module = Net()
+    module = Net().to(lm.DEVICE)
     with attach(module, path, budget=2048):
         torch.save(module.state_dict(), tmp_path / "saved.pt")
         with pytest.raises(RuntimeError, match="clone"):
