@@ -156,8 +156,9 @@ struct hr_cache {
 	struct hr__entry *dead; /* to be freed once the lock is let go */
 	struct hr__cache_counts whole;
 	struct hr__host host;
-	uint64_t held_bytes; /* of places that cannot be had now: pinned, loading, in transit */
-	uint32_t n_inside;   /* calls that may let the lock go in their middle */
+	uint64_t held_bytes;     /* of places that cannot be had now: pinned, loading, in transit */
+	uint64_t largest_charge; /* of the groups that were brought in until now */
+	uint32_t n_inside;       /* calls that may let the lock go in their middle */
 	uint32_t n_room_waiters;
 	bool is_closing;
 	/* events: a ring */

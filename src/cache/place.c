@@ -2,8 +2,8 @@
 /*
  * Memory under the budget. Where a group's comes from, in this order:
  *
- *   1. a free place of its size, or up to an eighth larger: so the layers of a loop pass the same places on, and
- *      neither the driver nor an allocator is asked;
+ *   1. a free place of its size, or somewhat larger: so the layers of a loop pass the same places on, and neither the
+ *      driver nor an allocator is asked, although a model begins and ends with something smaller than a layer;
  *   2. new memory, as long as the budget has room;
  *   3. free places of other sizes are given back to the device, which leaves room for 2;
  *   4. other groups leave, as the policy says, which leaves free places for 1 or 3.
@@ -60,9 +60,18 @@ static void unlink_place(hr_cache *cache, struct hr__place *place)
 	cache->whole.now.free_bytes -= place->bytes;
 }
 
-static bool fits(const struct hr__place *place, uint64_t charge)
+/* What a larger place would leave unused counts as used: an eighth of the group is little enough; as much again as
+ * the group takes, if the budget hardly feels it. Neither may be what keeps out a group that would have fitted
+ * beside it. */
+static bool fits(const hr_cache *cache, const struct hr__place *place, uint64_t charge)
 {
-	return place->bytes >= charge && place->bytes - charge <= charge / 8;
+	uint64_t budget = cache->whole.now.budget_bytes, unused = place->bytes - charge;
+
+	if (place->bytes <= charge)
+		return place->bytes == charge;
+	if (unused > charge / 8 && (unused > charge || unused > budget / 16))
+		return false;
+	return cache->held_bytes + place->bytes + cache->largest_charge <= budget;
 }
 
 static struct hr__place *take_free(hr_cache *cache, uint64_t charge)
@@ -70,7 +79,7 @@ static struct hr__place *take_free(hr_cache *cache, uint64_t charge)
 	struct hr__place *best = NULL;
 
 	for (struct hr__place *place = cache->free_places; place; place = place->next)
-		if (fits(place, charge) && (!best || place->bytes < best->bytes))
+		if (fits(cache, place, charge) && (!best || place->bytes < best->bytes))
 			best = place;
 	if (best)
 		unlink_place(cache, best);
@@ -255,7 +264,7 @@ static bool is_of_use(struct hr__entry *victim, uint64_t charge)
 	hr_cache *cache = victim->cache;
 	bool passed;
 
-	if (fits(victim->place, charge))
+	if (fits(cache, victim->place, charge))
 		return true;
 	if (cache->free_places) /* as others of its size, it would only lie there */
 		return false;
@@ -307,6 +316,7 @@ int hr__cache_find_place(struct hr__entry *entry, bool for_hint, void *stream, u
 	uint64_t since_ns = 0;
 	int rc = 0;
 
+	cache->largest_charge = hr__max_u64(cache->largest_charge, hr__cache_charge_of(cache, entry->group->bytes));
 	while (!rc && !place) {
 		rc = step(entry, for_hint, stream, &place);
 		if (rc == HR_E_FULL && wait_for_room(entry, room_deadline_ns, &since_ns))

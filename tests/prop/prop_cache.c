@@ -27,7 +27,7 @@ struct slow_group {
 
 struct slow {
 	struct slow_group groups[N_GROUPS];
-	uint64_t budget, used, clock, order;
+	uint64_t budget, used, clock, order, largest;
 	uint64_t free[MAX_PLACES]; /* oldest first */
 	size_t n_free;
 	uint32_t policy;
@@ -141,14 +141,25 @@ static uint64_t slow_held(const struct slow *slow, bool for_hint)
 	return held;
 }
 
+static bool slow_may_take(const struct slow *slow, uint64_t place, uint64_t charge)
+{
+	if (place <= charge)
+		return place == charge;
+	if (place > charge + charge / 8 && (place > 2 * charge || place > charge + slow->budget / 16))
+		return false;
+	return slow_held(slow, false) + place + slow->largest <= slow->budget;
+}
+
 static bool slow_take(struct slow *slow, struct slow_group *g, bool for_hint)
 {
+	if (g->charge > slow->largest)
+		slow->largest = g->charge;
 	for (;;) {
 		size_t best = MAX_PLACES;
 		struct slow_group *victim;
 
 		for (size_t i = 0; i < slow->n_free; i++)
-			if (slow->free[i] >= g->charge && slow->free[i] <= g->charge + g->charge / 8 &&
+			if (slow_may_take(slow, slow->free[i], g->charge) &&
 			    (best == MAX_PLACES || slow->free[i] < slow->free[best]))
 				best = i;
 		if (best != MAX_PLACES) {

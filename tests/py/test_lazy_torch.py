@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LazyModel and attach() with the real torch and transformers: what a model says does not depend on the memory that it was given.
 HEADRACE_TEST_DEVICE=cuda:0 runs them on a GPU."""
+import contextlib
 import gc
 import json
 import os
@@ -15,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 import headrace.torch  # noqa: E402
 import lazy_models as lm  # noqa: E402
 from headrace import LazyModel  # noqa: E402
+from headrace._torch_memory import TorchMemory  # noqa: E402
 from headrace.torch import LazyWeight, attach, detach  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -196,6 +198,56 @@ def test_what_ran_after_what_is_loaded_ahead(folders):
         for _ in range(3):
             lm.outputs(model)
         assert model.stats()["n_prefetches"] > 0
+
+
+@pytest.fixture()
+def no_gpu(monkeypatch):
+    """TorchMemory over the memory of the CPU; a list that grows when torch is told to give back what it keeps."""
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, contextlib.nullcontext)
+    monkeypatch.setattr(TorchMemory, "_stream", lambda self, stream: None)
+    return emptied
+
+
+def test_torch_gives_back_what_it_keeps_before_the_budget_is_exceeded(no_gpu):
+    memory = TorchMemory("cpu", 1000)
+    first, second = (memory.alloc(400, 1, 1) for _ in range(2))
+    memory.release(first, 400, 0)
+    first = memory.alloc(400, 1, 1)  # the same again
+    assert not no_gpu
+    memory.release(first, 400, 0)
+    others = [memory.alloc(300, 1, 1) for _ in range(2)]
+    assert len(no_gpu) == 1
+    for other in others:
+        memory.release(other, 300, 0)
+    memory.alloc(300, 1, 1)
+    assert len(no_gpu) == 1
+    memory.alloc(200, 1, 1)
+    assert len(no_gpu) == 2
+    memory.release(second, 400, 0)
+    memory.alloc(100, 1, 1)
+    assert len(no_gpu) == 2  # all of it fits
+
+
+@pytest.mark.skipif(lm.DEVICE == "cpu", reason="torch's allocator gives the memory of GPUs alone; HEADRACE_TEST_DEVICE=cuda:0")
+def test_no_more_than_the_budget_is_taken_from_the_gpu(tmp_path):
+    shape = dict(hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=8, vocab_size=20000)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, dtype="bfloat16")).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    expected = lm.outputs(model.to(lm.DEVICE))
+    del model
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()  # what the libraries of linear algebra keep for themselves
+    budget = lm.weights_bytes(tmp_path) * 4 // 10
+    torch.cuda.reset_peak_memory_stats()
+    with LazyModel.from_safetensors(tmp_path, device=lm.DEVICE, budget=budget, prefetch=2) as model:
+        for _ in range(6):
+            assert torch.equal(lm.outputs(model), expected)
+        assert model.stats()["n_evictions"] > 20
+    assert torch.cuda.max_memory_reserved() - before <= budget + (24 << 20)  # and room for what forwards compute
 
 
 def test_a_dtype_of_ones_own(folders):
