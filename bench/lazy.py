@@ -25,6 +25,7 @@ import json
 import os
 import platform
 import resource
+import statistics
 import subprocess
 import sys
 import threading
@@ -146,8 +147,9 @@ class Clock:
     def told(self):
         (t0, disk0, read0), (t1, disk1, read1), (tn, diskn, readn) = self.marks[0], self.marks[1], self.marks[-1]
         n = len(self.marks) - 2
+        each = [later[0] - earlier[0] for earlier, later in zip(self.marks, self.marks[1:])]
         return {
-            "first_token_s": t1 - t0, "tokens": n, "s_per_token": (tn - t1) / n, "tokens_per_s": n / (tn - t1),
+            "seconds_of_each_token": each, "median_s_per_token": statistics.median(each[1:]), "first_token_s": t1 - t0, "tokens": n, "s_per_token": (tn - t1) / n, "tokens_per_s": n / (tn - t1),
             "storage_bytes_per_token": (diskn - disk1) / n, "read_bytes_per_token": (readn - read1) / n,
             "first_token_storage_bytes": disk1 - disk0, "first_token_read_bytes": read1 - read0,
         }  # fmt: skip

@@ -234,9 +234,9 @@ def test_torch_gives_back_what_it_keeps_before_the_budget_is_exceeded(no_gpu):
 @pytest.mark.skipif(lm.DEVICE == "cpu", reason="torch's allocator gives the memory of GPUs alone; HEADRACE_TEST_DEVICE=cuda:0")
 def test_no_more_than_the_budget_is_taken_from_the_gpu(tmp_path):
     shape = dict(hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=8, vocab_size=20000)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, dtype="bfloat16")).to(torch.bfloat16)
-    model.save_pretrained(tmp_path)
-    expected = lm.outputs(model.to(lm.DEVICE))
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, dtype="bfloat16")).to(torch.bfloat16).save_pretrained(tmp_path)
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path).to(lm.DEVICE)
+    expected = lm.outputs(model)
     del model
     gc.collect()
     torch.cuda.empty_cache()
