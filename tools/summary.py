@@ -91,7 +91,7 @@ def add_file(count, path):
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.strip():
-                add_test(count, "" if label == "steps" else label, json.loads(line))
+                add_test(count, "" if label.startswith("steps") else label, json.loads(line))
 
 
 def report(count, out):
