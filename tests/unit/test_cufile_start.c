@@ -9,6 +9,7 @@
 #include "engine/cufile_syms.h"
 #include "modeltest.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
