@@ -42,6 +42,8 @@ static inline int count_open_files(void)
 		n += fcntl(fd, F_GETFD) >= 0;
 	return n;
 }
+
+/* Runs `body(ctx)` in a child process and gives its result (0 .. 100); above that the child was killed. */
 static inline int in_child(int (*body)(void *ctx), void *ctx)
 {
 	int status;
