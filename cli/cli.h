@@ -41,6 +41,7 @@ struct cli_args {
 	const char *synthetic;
 	const char *dir;
 	const char *expect;
+	const char *ugds;
 	const char *store_name;
 	const char *store_as;
 	const char *salvage_to;
@@ -133,6 +134,11 @@ const struct cli_command *cli_command_find(const char *name);
 		"expect", "FILE", "of a store: only the generation that this exported manifest describes", NULL,        \
 			CLI_FIELD(expect), CLI_TEXT, 0                                                                 \
 	}
+#define CLI_OPTION_UGDS                                                                                                \
+	{                                                                                                              \
+		"ugds", "NODE", "of a store whose disk belongs to uGDS: read it through this node (/dev/ugds_drv0)",    \
+			NULL, CLI_FIELD(ugds), CLI_TEXT, 0                                                             \
+	}
 #define CLI_OPTION_ONLY                                                                                                \
 	{                                                                                                              \
 		"only", "GLOB", "tensors whose name matches (*, ?, [a-z]); may be repeated", NULL, CLI_FIELD(only),    \
@@ -152,7 +158,7 @@ const struct cli_command *cli_command_find(const char *name);
 		 0},                                                                                                    \
 		{"engine",                                                                                              \
 		 "E",                                                                                                   \
-		 "auto, pread, uring, mapped, cufile; a named one never falls back (default auto)",                                   \
+		 "auto, pread, uring, mapped, cufile, ugds; a named one never falls back (default auto)",                                   \
 		 NULL,                                                                                                  \
 		 CLI_FIELD(engine),                                                                                     \
 		 CLI_TEXT,                                                                                              \

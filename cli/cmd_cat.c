@@ -15,6 +15,7 @@
 static const struct cli_option options[] = {
 	{"force", NULL, "write raw bytes to a terminal too", NULL, CLI_FIELD(force), CLI_FLAG, 0},
 	CLI_OPTION_EXPECT,
+	CLI_OPTION_UGDS,
 	{"help", NULL, "this text", NULL, CLI_FIELD(help), CLI_FLAG, 'h'},
 };
 

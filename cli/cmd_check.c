@@ -20,6 +20,7 @@ static const struct cli_option options[] = {
 	{"digests", "FILE", "read all data and compare with the SHA-256 digests in FILE; in a store, its own", NULL,
 	 CLI_FIELD(digests), CLI_STORED, 0},
 	CLI_OPTION_EXPECT,
+	CLI_OPTION_UGDS,
 	CLI_OPTION_JSON,
 	{"help", NULL, "this text", NULL, CLI_FIELD(help), CLI_FLAG, 'h'},
 };
@@ -184,6 +185,7 @@ static int run(const struct cli_args *args)
 	if (args->digests && args->digests[0] && !cli_digest_check_open(&c))
 		return cli_fail(args, HR_E_NOTFOUND, "cannot open %s: %s", args->digests, strerror(errno));
 	opts.expect = args->expect;
+	opts.ugds = args->ugds;
 	rc = args->n_names == 1 ? hr_model_open(args->names[0], &opts, &model)
 				: hr_model_open_files(args->names, args->n_names, &opts, &model);
 	if (rc) {

@@ -9,6 +9,7 @@
 static const struct cli_option options[] = {
 	{"shards", NULL, "whole shards only: half the work", NULL, CLI_FIELD(shards), CLI_FLAG, 0},
 	CLI_OPTION_EXPECT,
+	CLI_OPTION_UGDS,
 	CLI_OPTION_JSON,
 	{"help", NULL, "this text", NULL, CLI_FIELD(help), CLI_FLAG, 'h'},
 };

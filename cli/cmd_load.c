@@ -15,6 +15,7 @@ static const struct cli_option options[] = {
 	{"verify", NULL, "compare every byte on the device with a plain read; in a store, checksums first", NULL,
 	 CLI_FIELD(verify), CLI_FLAG, 0},
 	CLI_OPTION_EXPECT,
+	CLI_OPTION_UGDS,
 	CLI_OPTION_JSON,
 	{"help", NULL, "this text", NULL, CLI_FIELD(help), CLI_FLAG, 'h'},
 };

@@ -13,6 +13,7 @@ static const struct cli_option options[] = {
 	 'l'},
 	CLI_OPTION_ONLY,
 	CLI_OPTION_EXPECT,
+	CLI_OPTION_UGDS,
 	CLI_OPTION_JSON,
 	{"help", NULL, "this text", NULL, CLI_FIELD(help), CLI_FLAG, 'h'},
 };

@@ -9,11 +9,8 @@
 #include <inttypes.h>
 
 static const struct cli_option options[] = {
-	CLI_OPTIONS_LOADER,
-	CLI_OPTION_ONLY,
-	CLI_OPTION_EXPECT,
-	CLI_OPTION_JSON,
-	{"help", NULL, "this text", NULL, CLI_FIELD(help), CLI_FLAG, 'h'},
+	CLI_OPTIONS_LOADER, CLI_OPTION_ONLY, CLI_OPTION_EXPECT,
+	CLI_OPTION_UGDS,    CLI_OPTION_JSON, {"help", NULL, "this text", NULL, CLI_FIELD(help), CLI_FLAG, 'h'},
 };
 
 struct plan {

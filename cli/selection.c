@@ -18,6 +18,7 @@ int cli_model_open(const struct cli_args *args, size_t n_names, hr_model **model
 
 	*model = NULL;
 	opts.expect = args->expect;
+	opts.ugds = args->ugds;
 	for (size_t i = 0; n_names > 1 && i < n_names; i++) {
 		struct stat st;
 
@@ -113,6 +114,9 @@ void cli_loader_opts(const struct cli_args *args, struct hr_loader_opts *opts)
 	opts->staging_bytes = args->staging_bytes;
 	opts->slot_bytes = args->slot_bytes;
 	opts->engine = args->engine;
+	/* What is read through uGDS goes straight to a GPU, if it is to go to one. */
+	if (args->ugds && !args->engine && !(args->device && strcmp(args->device, "cpu") == 0))
+		opts->engine = "ugds";
 	opts->readers = args->readers > UINT32_MAX ? UINT32_MAX : (uint32_t)args->readers;
 	if (args->caching && strcmp(args->caching, "fill") == 0)
 		opts->caching = HR_CACHING_FILL;

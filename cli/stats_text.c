@@ -86,7 +86,7 @@ uint64_t cli_pinned_bytes(const char *engine, uint32_t driver, const struct hr_s
 {
 	if (!driver)
 		return 0;
-	if (engine && strcmp(engine, "cufile") == 0)
+	if ((engine && strcmp(engine, "cufile") == 0) || stats->direct_bytes[HR_ENGINE_UGDS])
 		return (uint64_t)stats->n_slots * 4096 + (uint64_t)stats->n_readers * 65536;
 	return stats->staging_bytes;
 }

@@ -203,6 +203,10 @@ struct hr_model_opts {
 	/** Path of a manifest that hr_store_export() wrote, or NULL: the store must be that one and the generation the
 	 * one described, or HR_E_PIN or HR_E_STALE. Only for what is in a store. */
 	const char *expect;
+	/** The node of a disk that uGDS has taken from the kernel ("/dev/ugds_drv0"), or NULL. A store in it is
+	 * opened by its exported manifest ("store:FILE.json#MODEL"), and everything is read and checked through
+	 * uGDS, into a piece of the first GPU's memory. One disk, and one process, at a time. docs/gds.md. */
+	const char *ugds;
 };
 /** Start value of a struct hr_model_opts: its size, all else zero. */
 #define HR_MODEL_OPTS_INIT {sizeof(struct hr_model_opts)}

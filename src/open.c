@@ -56,24 +56,35 @@ struct shard_names {
 	struct hr__index *index;
 };
 
-static int refuse_expect(const char *name)
+/* What only a store can do, asked of something else. 0: nothing is. */
+static int refuse_store_opts(const char *name, const struct hr_model_opts *opts)
 {
-	return hr__fail_at(
-		&(struct hr__where){.stage = "open", .path = name, .offset = HR_NO_OFFSET}, HR_E_OPTS,
-		"%s is not in a store, and only a store's generation can be compared with a manifest (expect)", name);
+	const struct hr__where at = {.stage = "open", .path = name, .offset = HR_NO_OFFSET};
+
+	if (opts->expect)
+		return hr__fail_at(
+			&at, HR_E_OPTS,
+			"%s is not in a store, and only a store's generation can be compared with a manifest (expect)",
+			name);
+	if (opts->ugds)
+		return hr__fail_at(&at, HR_E_OPTS,
+				   "%s is not in a store, and only stores can be read through uGDS (ugds)", name);
+	return 0;
 }
 
 static int open_path(void *ctx, uint32_t number, struct hr__source *source)
 {
 	const struct shard_names *shards = ctx;
 	const char *path = shards->names[number];
+	int code;
 
 	if (!path || !path[0])
 		return hr__fail(HR_E_OPTS, "the name of file %" PRIu32 " is empty", number);
 	if (hr__store_name_is(path))
 		return hr__store_member(path, shards->opts, source);
-	if (shards->opts->expect)
-		return refuse_expect(path);
+	code = refuse_store_opts(path, shards->opts);
+	if (code)
+		return code;
 	return hr__source_open_file(AT_FDCWD, path, path, shards->opts->flags & HR_MODEL_NO_SYMLINKS, source);
 }
 
@@ -446,8 +457,9 @@ static int open_name(hr_model *model, const char *name, const struct hr_model_op
 
 	if (hr__store_name_is(name))
 		return open_stored(model, name, opts);
-	if (opts->expect)
-		return refuse_expect(name);
+	code = refuse_store_opts(name, opts);
+	if (code)
+		return code;
 	/* A FIFO does not hang this: it is no directory. What is wrong with a link shows when it is opened as a
 	 * file. */
 	error = hr__folder_open_directory(name, opts->flags & HR_MODEL_NO_SYMLINKS, &folder);

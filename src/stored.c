@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "stored.h"
+#include "stored_ugds.h"
 
 #include "core/error.h"
 #include "core/mem.h"
+#include "core/os_library.h"
 #include "store/pin.h"
 
 #include <stdio.h>
@@ -22,6 +24,7 @@ struct parts {
 	uint64_t generation; /* of the '@'; 0: none */
 	size_t at, behind;   /* where in `what` the "@41" begins and ends */
 	struct hr__snapshot_want want;
+	struct hr__ugds_place ugds; /* node NULL: the kernel has the device */
 };
 
 /* "@41" that a slash or the end follows; the last such place. */
@@ -147,6 +150,11 @@ static int resolve(struct parts *parts, const char *path, const struct hr__pin *
 	bool found;
 	int code = hr__view_open(path, &parts->want, pin, &view);
 
+	if (!code && parts->ugds.node) {
+		code = hr__ugds_compare(&parts->ugds, hr__view_snapshot(view));
+		if (code)
+			hr__view_unref(view);
+	}
 	if (code)
 		return code;
 	parts->generation = 0;
@@ -180,6 +188,32 @@ static bool is_sidecar(const char *path)
 	return length > 5 && strcmp(path + length - 5, ".json") == 0;
 }
 
+/* A model that is read through uGDS: the exported manifest says where in the disk the store is. The device cannot be
+ * recognised so; the manifest's demands stand for that. */
+static int prepare_ugds(struct parts *parts, const char *node, const struct hr__sidecar *sidecar)
+{
+	if (!sidecar->path)
+		return hr__fail_at(
+			&(struct hr__where){.stage = "open", .path = parts->path, .offset = HR_NO_OFFSET}, HR_E_OPTS,
+			"a store is opened through uGDS by its exported manifest, and %s is none: export it while the "
+			"kernel has the device (headrace store export), then name " PREFIX "FILE.json#MODEL",
+			parts->path);
+	parts->ugds = (struct hr__ugds_place){node, parts->path, &sidecar->region};
+	parts->want.is_moved = true;
+	parts->want.open_region = hr__ugds_region_open;
+	parts->want.region_ctx = &parts->ugds;
+	return 0;
+}
+
+static int fail_region(const struct parts *parts, const char *region)
+{
+	return hr__fail_at(
+		&(struct hr__where){.stage = "open", .path = region, .offset = HR_NO_OFFSET}, HR_E_NOTFOUND,
+		"%s, where %s says that its store is, does not exist; if the device belongs to uGDS now, name its "
+		"node (ugds, --ugds /dev/ugds_drv0)",
+		region, parts->path);
+}
+
 static int resolve_parts(struct parts *parts, const struct hr_model_opts *opts, struct hr__stored *out)
 {
 	struct hr__sidecar sidecar = {.path = NULL}, expected = {.path = NULL};
@@ -196,6 +230,10 @@ static int resolve_parts(struct parts *parts, const struct hr_model_opts *opts, 
 		code = hr__sidecar_read(opts->expect, &expected);
 		pin = &expected.pin;
 	}
+	if (!code && opts->ugds)
+		code = prepare_ugds(parts, opts->ugds, &sidecar);
+	else if (!code && sidecar.path && !hr__os_is_there(sidecar.path))
+		code = fail_region(parts, sidecar.path);
 	if (!code)
 		code = resolve(parts, sidecar.path ? sidecar.path : parts->path, pin, out);
 	hr__sidecar_free(&sidecar);

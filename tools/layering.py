@@ -28,7 +28,7 @@ ROOMS = {
     "src/loader": ["core/", "format/", "model/", "engine/engine.h", "device/device.h"],
     "src/cache": ["core/", "format/", "model/", "loader/"],
     "src/store": ["core/", "format/", "model/source.h"],
-    "src": ["core/", "format/", "model/", "store/"],
+    "src": ["core/", "format/", "model/", "store/", "engine/ugds_driver.h", "device/device.h"],
     "cli": [],
     "python": [],
 }

@@ -6,15 +6,15 @@ _headrace_options() {
 	local loader='--device --staging --slot --engine --caching --cufile --readers'
 
 	case $1 in
-	ls) echo "--long --only --expect --json --help" ;;
-	check) echo "--digests --expect --json --help" ;;
-	load) echo "$loader --only --verify --expect --json --help" ;;
-	cat) echo "--force --expect --help" ;;
-	digest) echo "--shards --expect --json --help" ;;
-	plan) echo "$loader --only --expect --json --help" ;;
+	ls) echo "--long --only --expect --ugds --json --help" ;;
+	check) echo "--digests --expect --ugds --json --help" ;;
+	load) echo "$loader --only --verify --expect --ugds --json --help" ;;
+	cat) echo "--force --expect --ugds --help" ;;
+	digest) echo "--shards --expect --ugds --json --help" ;;
+	plan) echo "$loader --only --expect --ugds --json --help" ;;
 	engines) echo "--json --help" ;;
 	doctor) echo "--device --staging --cufile --trial --sample --seconds --json --help" ;;
-	verify) echo "--against --window $loader --only --expect --json --help" ;;
+	verify) echo "--against --window $loader --only --expect --ugds --json --help" ;;
 	bench)
 		echo "--synthetic --dir --keep --rounds --cold --warm --feed --open --partly --loop --budget --host-budget --passes --sweep --sweep-slots" \
 			"$loader --only --json --help"
@@ -49,13 +49,14 @@ _headrace() {
 	fi
 	case $previous in
 	--device) mapfile -t COMPREPLY < <(compgen -W 'cpu cuda cuda:0 cuda:1' -- "$word") && return ;;
-	--engine) mapfile -t COMPREPLY < <(compgen -W 'auto pread uring mapped cufile' -- "$word") && return ;;
+	--engine) mapfile -t COMPREPLY < <(compgen -W 'auto pread uring mapped cufile ugds' -- "$word") && return ;;
 	--caching) mapfile -t COMPREPLY < <(compgen -W 'auto fill bypass' -- "$word") && return ;;
 	--cufile) mapfile -t COMPREPLY < <(compgen -W 'direct compat' -- "$word") && return ;;
 	--staging) mapfile -t COMPREPLY < <(compgen -W '16MiB 32MiB 64MiB 128MiB' -- "$word") && return ;;
 	--slot) mapfile -t COMPREPLY < <(compgen -W '512KiB 1MiB 2MiB 4MiB' -- "$word") && return ;;
 	--synthetic) mapfile -t COMPREPLY < <(compgen -W 'llama: small: one:' -- "$word") && compopt -o nospace && return ;;
 	--size) mapfile -t COMPREPLY < <(compgen -W '1GiB 40GiB 200GiB' -- "$word") && return ;;
+	--ugds) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "${word:-/dev/ugds_drv}") && return ;;
 	--expect) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;
 	--digests) [ "$command" != store ] && compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;
 	--against) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;

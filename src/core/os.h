@@ -33,8 +33,24 @@ struct hr__os_stat {
 	bool may_write_or_owns; /* mincore(2) tells the truth only then */
 };
 
+struct hr__raw;
+
+/* Storage that a library reads, with no descriptor of the system's: a disk that was taken from the kernel. Offsets
+ * count from the storage's own beginning. Both may be called on any thread. */
+struct hr__raw_ops {
+	/* Any range into any host memory, all of it or none: 0 or an errno value. For headers, records and tools:
+	 * it goes through a small piece of the library's memory, one read at a time. */
+	int (*read)(struct hr__raw *raw, uint64_t offset, void *dst, size_t bytes);
+	/* What such a value means here and what to do: a sentence, and the error code that goes with it. */
+	const char *(*explain)(int error, int *code);
+};
+
+struct hr__raw {
+	const struct hr__raw_ops *ops;
+};
+
 /* An open file as engines see it: one description for buffered reads, one for direct reads, opened through the
- * first. */
+ * first. Or, without either, storage that a library reads. */
 struct hr__file {
 	int fd;                /* buffered; -1 = none (block devices are direct only) */
 	int direct_fd;         /* O_DIRECT; -1 = refused, see direct_errno */
@@ -45,7 +61,14 @@ struct hr__file {
 	bool is_block;
 	bool may_mincore;
 	uint64_t bytes;
+	struct hr__raw *raw; /* NULL: it is read by descriptors */
 };
+
+/* Whether there is a way around the page cache. */
+static inline bool hr__file_is_direct(const struct hr__file *file)
+{
+	return file->direct_fd >= 0 || file->raw;
+}
 
 /* directory_fd: AT_FDCWD allowed; O_CLOEXEC|O_NOCTTY added. O_NONBLOCK holds for the opening only. */
 int hr__os_open(int directory_fd, const char *path, int flags, int *fd);

@@ -91,7 +91,9 @@ struct hr__engine_report {
 
 #define HR__ENGINE_BLOCKING   1u
 #define HR__ENGINE_QUEUED     2u
-#define HR__ENGINE_ON_REQUEST 4u /* used only when asked for by name */
+#define HR__ENGINE_ON_REQUEST 4u  /* used only when asked for by name */
+#define HR__ENGINE_RAW        8u  /* reads storage that has no descriptors (hr__file.raw), too */
+#define HR__ENGINE_RAW_ONLY   16u /* reads nothing else */
 
 struct hr__engine_ops {
 	const char *name;
@@ -117,7 +119,8 @@ struct hr__engine_ops {
 	void (*close)(void *state);
 };
 
-extern const struct hr__engine_ops hr__engine_pread, hr__engine_uring, hr__engine_mapped, hr__engine_cufile;
+extern const struct hr__engine_ops hr__engine_pread, hr__engine_uring, hr__engine_mapped, hr__engine_cufile,
+	hr__engine_ugds;
 
 /* The table: NULL-terminated, best first. */
 const struct hr__engine_ops *const *hr__engines(void);

@@ -16,6 +16,7 @@ static const struct hr__engine_ops *const engines[] = {
 	&hr__engine_pread,
 	&hr__engine_mapped,
 	&hr__engine_cufile,
+	&hr__engine_ugds,
 #ifdef HR_TEST
 	&hr__engine_fake,
 	&hr__engine_fake_queue,

@@ -182,6 +182,11 @@ static int check_sources(const struct run *run)
 	for (uint32_t i = 0; i < hr__model_n_sources(run->model); i++) {
 		const struct hr__source *source = hr__model_source(run->model, i);
 
+		if (source->file.raw && run->kind == HR_CEILING_STORAGE)
+			return hr__fail(
+				HR_E_UNSUPPORTED,
+				"the storage cannot be measured: %s is read through uGDS, which plain loops cannot use",
+				source->path);
 		if (run->kind == HR_CEILING_STORAGE && source->file.direct_fd < 0)
 			return hr__fail(HR_E_UNSUPPORTED, "the storage cannot be measured: O_DIRECT is refused for %s",
 					source->path);

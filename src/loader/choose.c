@@ -34,6 +34,12 @@ static bool is_resident(const struct hr__source *source, const struct hr__chunk 
 	return hr__os_resident(&source->file, end - 1, 1, &resident) || resident == 1;
 }
 
+/* Whether the loader has an engine for storage without descriptors, or for nothing else. */
+static bool has_cap(const hr_loader *loader, uint32_t cap)
+{
+	return loader->blocking && (loader->blocking->caps & cap);
+}
+
 static bool wants_direct(const hr_loader *loader, const struct hr_job *job, const struct hr__source *source,
 			 bool resident)
 {
@@ -43,7 +49,8 @@ static bool wants_direct(const hr_loader *loader, const struct hr_job *job, cons
 		return true;
 	if (loader->caching == HR_CACHING_FILL || resident || job->fill_cold)
 		return false;
-	return source->file.direct_fd >= 0 && source->file.offset_align <= job->plan.align && !job->direct_refused;
+	return hr__file_is_direct(&source->file) && source->file.offset_align <= job->plan.align &&
+	       !job->direct_refused;
 }
 
 void hr__choose(const hr_loader *loader, const struct hr_job *job, const struct hr__chunk *chunk,
@@ -55,6 +62,10 @@ void hr__choose(const hr_loader *loader, const struct hr_job *job, const struct 
 
 	if (loader->pool.staging == HR__STAGING_WINDOW) {
 		*out = (struct hr__choice){loader->blocking, false};
+		return;
+	}
+	if (source->file.raw) {
+		*out = (struct hr__choice){loader->blocking, true};
 		return;
 	}
 	resident = is_asked && loader->caching != HR_CACHING_BYPASS && is_resident(source, chunk);
@@ -100,8 +111,34 @@ static int check_windows(const hr_loader *loader, const hr_model *model)
 	return 0;
 }
 
+static int check_raw(const hr_loader *loader, const struct hr__source *source)
+{
+	const struct hr__where at = {.stage = "plan", .path = source->path, .offset = HR_NO_OFFSET};
+	const char *name = loader->blocking ? loader->blocking->name : loader->queued->name;
+
+	if (source->file.raw && !has_cap(loader, HR__ENGINE_RAW))
+		return hr__fail_at(
+			&at, HR_E_UNSUPPORTED,
+			"%s is read through uGDS, which engine %s cannot do; use engine ugds, or pread or auto "
+			"(through host memory)",
+			source->path, name);
+	if (!source->file.raw && has_cap(loader, HR__ENGINE_RAW_ONLY))
+		return hr__fail_at(
+			&at, HR_E_UNSUPPORTED,
+			"%s was not opened through uGDS, and engine %s reads nothing else; open a store's exported "
+			"manifest with the node that has its device (ugds, --ugds), or use another engine",
+			source->path, name);
+	return 0;
+}
+
 int hr__choose_check(const hr_loader *loader, const hr_model *model)
 {
+	int rc = 0;
+
+	for (uint32_t i = 0; i < hr__model_n_sources(model) && !rc; i++)
+		rc = check_raw(loader, hr__model_source(model, i));
+	if (rc)
+		return rc;
 	if (loader->pool.staging == HR__STAGING_WINDOW)
 		return check_windows(loader, model);
 	for (uint32_t i = 0; i < hr__model_n_sources(model); i++) {
@@ -109,9 +146,9 @@ int hr__choose_check(const hr_loader *loader, const hr_model *model)
 		const char *fs = hr__os_fs_name(source->file.fs_magic);
 		char text[64];
 
-		if (source->file.direct_fd >= 0 && fits(loader, source))
+		if (hr__file_is_direct(&source->file) && fits(loader, source))
 			continue;
-		if (source->file.direct_fd >= 0 && loader->caching == HR_CACHING_BYPASS)
+		if (hr__file_is_direct(&source->file) && loader->caching == HR_CACHING_BYPASS)
 			return hr__fail_at(
 				&(struct hr__where){.stage = "plan", .path = source->path, .offset = HR_NO_OFFSET},
 				HR_E_UNSUPPORTED,
@@ -154,6 +191,11 @@ void hr__choose_note(hr_loader *loader, const struct hr_job *job, char *out, siz
 		hr__window_note(loader, out, out_bytes);
 		return;
 	}
+	if (job && hr__model_n_sources(job->model) > 0 && hr__model_source(job->model, 0)->file.raw) {
+		snprintf(out, out_bytes,
+			 "read through uGDS, GPU and host memory; engine ugds goes straight to the GPU");
+		return;
+	}
 	if (loader->queued_reason[0]) {
 		snprintf(out, out_bytes, "uring not used: %s", loader->queued_reason);
 		return;
@@ -168,7 +210,7 @@ void hr__choose_note(hr_loader *loader, const struct hr_job *job, char *out, siz
 		const struct hr__file *file = &hr__model_source(job->model, i)->file;
 		const char *fs = hr__os_fs_name(file->fs_magic);
 
-		if (file->direct_fd >= 0)
+		if (hr__file_is_direct(file))
 			continue;
 		snprintf(out, out_bytes, "O_DIRECT not used: refused by %s (%s)", fs ? fs : "the file system",
 			 strerror_r(file->direct_errno, text, sizeof(text)));
@@ -186,7 +228,7 @@ uint32_t hr__choose_align(const hr_loader *loader, const hr_model *model)
 	for (uint32_t i = 0; i < hr__model_n_sources(model); i++) {
 		const struct hr__source *source = hr__model_source(model, i);
 
-		if (source->file.direct_fd >= 0 && fits(loader, source))
+		if (hr__file_is_direct(&source->file) && fits(loader, source))
 			align = hr__max_u64(align, source->file.offset_align);
 	}
 	return (uint32_t)align;

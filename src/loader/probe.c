@@ -56,6 +56,8 @@ static void describe_engine(const struct hr__engine_ops *ops, const struct hr__f
 			 "only when asked for: straight from storage into a window of GPU memory, registered once");
 	else if (!file)
 		snprintf(out, out_bytes, "%s; this process may use %u CPUs", kind, hr__os_cpus());
+	else if (file->raw)
+		snprintf(out, out_bytes, "%s; through uGDS, by way of GPU and host memory", kind);
 	else if (file->direct_fd >= 0)
 		snprintf(out, out_bytes, "%s; O_DIRECT with %u byte blocks on %s", kind, file->offset_align,
 			 fs ? fs : "this file system");
@@ -72,6 +74,11 @@ static void add_engines(struct rows *rows, const struct hr__file *file)
 
 		if (!hr_engine_name((*ops)->id) || strcmp(hr_engine_name((*ops)->id), (*ops)->name) != 0)
 			continue; /* a test's */
+		if (usable && file && file->raw && !((*ops)->caps & HR__ENGINE_RAW)) {
+			usable = false;
+			snprintf(reason, sizeof(reason),
+				 "the model was opened through uGDS, which this engine cannot read");
+		}
 		if (usable && (*ops)->staging != HR__STAGING_HOST)
 			usable = has_gpu(reason, sizeof(reason));
 		if (usable && !reason[0])

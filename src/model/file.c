@@ -200,9 +200,26 @@ static int pread_direct(const struct hr__source *source, uint64_t offset, unsign
 
 int hr__source_pread(const struct hr__source *source, uint64_t offset, void *dst, size_t bytes, size_t *got)
 {
+	struct hr__raw *raw = source->file.raw;
+
+	if (raw) {
+		int error = raw->ops->read(raw, source->base + offset, dst, bytes);
+
+		*got = error ? 0 : bytes;
+		return error;
+	}
 	if (source->file.fd < 0)
 		return pread_direct(source, offset, dst, bytes, got);
 	return hr__os_pread_full(source->file.fd, dst, bytes, source->base + offset, got);
+}
+
+static int fail_raw(const struct hr__source *source, struct hr__where *at, int error)
+{
+	int code;
+	const char *why = source->file.raw->ops->explain(error, &code);
+
+	at->system = error;
+	return hr__fail_at(at, code, "%s: cannot read at %" PRIu64 ": %s", source->path, at->offset, why);
 }
 
 int hr__source_read(const struct hr__source *source, uint64_t offset, void *dst, size_t bytes)
@@ -215,6 +232,8 @@ int hr__source_read(const struct hr__source *source, uint64_t offset, void *dst,
 		return hr__fail_at(&at, HR_E_OPTS, "%s: %zu bytes at %" PRIu64 " do not lie in its %" PRIu64 " bytes",
 				   source->path, bytes, offset, source->bytes);
 	error = hr__source_pread(source, offset, dst, bytes, &got);
+	if (error && source->file.raw)
+		return fail_raw(source, &at, error);
 	if (error)
 		return hr__fail_errno(&at, error, "read");
 	if (got == bytes)

@@ -331,7 +331,14 @@ static int fail_io(const struct hr__region *region, int error, uint64_t off, con
 {
 	const struct hr__where at = {.stage = "store", .path = region->path, .offset = off, .system = error};
 	char text[128];
+	int code;
 
+	if (region->file.raw) {
+		const char *why = region->file.raw->ops->explain(error, &code);
+
+		return hr__fail_at(&at, code, "%s: cannot %s %s at %" PRIu64 ": %s", region->path, doing, what, off,
+				   why);
+	}
 	if (error == ENODATA)
 		return hr__fail_at(&at, HR_E_REGION_CHANGED,
 				   "%s ends before %s at %" PRIu64 ": it has become smaller than the store in it",
@@ -370,6 +377,8 @@ int hr__region_check(struct hr__region *region)
 	int error = region->ops->facts(region, &now);
 
 	at.system = error;
+	if (error && region->file.raw)
+		return fail_io(region, error, 0, "look at", "the region");
 	if (error)
 		return hr__fail_errno(&at, error, "look at");
 	if (now.sequence != was->sequence)

@@ -69,6 +69,7 @@ struct hr__region {
 	bool is_writable;
 	/* What engines read from; a fake has none (both descriptors -1). */
 	struct hr__file file;
+	uint64_t file_base; /* where the region begins in that; 0 but where a library reads the whole disk */
 };
 
 /* Opens a device or a file. Writers of a block device are alone with it (O_EXCL): HR_E_LOCKED if it is mounted or

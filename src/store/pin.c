@@ -14,7 +14,7 @@
 
 /* What of a sidecar has been seen. */
 struct seen {
-	bool format, version, uuid, generation, sha256, path;
+	bool format, version, uuid, generation, sha256, path, region;
 };
 
 static int digit_of(char c)
@@ -93,6 +93,37 @@ static int take_version(struct hr__json *json)
 	return code;
 }
 
+/* {"bytes": 1, "lba_bytes": 512, ...}; what is not for reading by is passed over. */
+static int take_region(struct hr__json *json, struct hr__pin_region *out)
+{
+	struct {
+		const char *name;
+		uint64_t *to;
+	} known[] = {{"bytes", &out->bytes},
+		     {"base", &out->base},
+		     {"device_bytes", &out->device_bytes},
+		     {"lba_bytes", &out->lba_bytes}};
+	struct hr__json_string key;
+	unsigned seen = 0;
+	bool more = true;
+	int code = hr__json_open(json, HR__JSON_OBJECT, "region");
+
+	while (!code && more) {
+		size_t which = 0;
+
+		code = hr__json_member(json, &key, &more);
+		if (code || !more)
+			break;
+		while (which < 4 && !hr__json_is(&key, known[which].name))
+			which++;
+		if (which < 4 && (seen >> which & 1))
+			return hr__json_fail(json, key.raw, HR_E_DUPLICATE, "\"%s\" occurs twice", known[which].name);
+		seen |= 1u << which;
+		code = which < 4 ? hr__json_u64(json, known[which].name, known[which].to) : hr__json_skip(json);
+	}
+	return code;
+}
+
 static int take_member(struct hr__json *json, const struct hr__json_string *key, struct hr__sidecar *out,
 		       struct seen *seen)
 {
@@ -102,14 +133,16 @@ static int take_member(struct hr__json *json, const struct hr__json_string *key,
 	} known[] = {
 		{"format", &seen->format},         {"version", &seen->version},    {"store_uuid", &seen->uuid},
 		{"generation", &seen->generation}, {"body_sha256", &seen->sha256}, {"path", &seen->path},
+		{"region", &seen->region},
 	};
+	const size_t n = sizeof(known) / sizeof(known[0]);
 	size_t which = 0;
 
-	while (which < 6 && !hr__json_is(key, known[which].name))
+	while (which < n && !hr__json_is(key, known[which].name))
 		which++;
-	if (which < 6 && *known[which].seen)
+	if (which < n && *known[which].seen)
 		return hr__json_fail(json, key->raw, HR_E_DUPLICATE, "\"%s\" occurs twice", known[which].name);
-	if (which < 6)
+	if (which < n)
 		*known[which].seen = true;
 	switch (which) {
 	case 0:
@@ -124,6 +157,8 @@ static int take_member(struct hr__json *json, const struct hr__json_string *key,
 		return take_hex(json, "body_sha256", out->pin.body_sha256, 32);
 	case 5:
 		return take_text(json, "path", &out->path);
+	case 6:
+		return take_region(json, &out->region);
 	default:
 		return hr__json_skip(json);
 	}

@@ -16,9 +16,18 @@ struct hr__pin {
 	uint8_t body_sha256[32];
 };
 
+/* Where a store lay in its device when the sidecar was written. Believed only as far as the label says the same. */
+struct hr__pin_region {
+	uint64_t bytes;        /* of the region */
+	uint64_t base;         /* where it begins in the device */
+	uint64_t device_bytes; /* of the whole device */
+	uint64_t lba_bytes;
+};
+
 struct hr__sidecar {
 	struct hr__pin pin;
-	char *path; /* of the region; relative ones begin where the sidecar is */
+	struct hr__pin_region region; /* all zero: the sidecar does not say */
+	char *path;                   /* of the region; relative ones begin where the sidecar is */
 };
 
 /* HR_E_NOTFOUND, HR_E_IO, HR_E_LIMIT, HR_E_JSON, HR_E_TYPE, HR_E_FIELD, HR_E_STORE_VERSION, with stage "sidecar". */

@@ -150,7 +150,7 @@ int hr__snapshot_open(const char *path, const struct hr__snapshot_want *want, st
 	int code;
 
 	*out = NULL;
-	code = hr__region_open(path, false, &region);
+	code = want->open_region ? want->open_region(want->region_ctx, &region) : hr__region_open(path, false, &region);
 	return code ? code : hr__snapshot_open_on(region, want, out);
 }
 

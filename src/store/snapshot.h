@@ -26,6 +26,9 @@ struct hr__snapshot_want {
 	bool is_moved;       /* the store may be on another device than it was made on */
 	bool without_lease;  /* for the writer, whose lock is enough */
 	bool step_back;      /* take the root before the newest if the newest's manifest is damaged */
+	/* How the region is opened, where that is not by its path; may be called more than once. */
+	int (*open_region)(void *ctx, struct hr__region **out);
+	void *region_ctx;
 };
 
 struct hr__snapshot {

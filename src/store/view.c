@@ -236,7 +236,7 @@ int hr__view_source(struct hr__view *view, uint32_t model, const char *name, con
 	*out = (struct hr__source){
 		.file = view->snapshot->region->file,
 		.path = copy,
-		.base = object.ext_off + object.payload_off,
+		.base = view->snapshot->region->file_base + object.ext_off + object.payload_off,
 		.bytes = object.payload_len,
 		.room = object.meta_off - object.payload_off,
 		.proven = object.kind == HR__OBJECT_SHARD ? 8 + object.header_len : object.payload_len,

@@ -27,6 +27,7 @@ int main(void)
 	F(hr_model_opts, size);
 	F(hr_model_opts, flags);
 	F(hr_model_opts, expect);
+	F(hr_model_opts, ugds);
 	S(hr_tensor);
 	F(hr_tensor, size);
 	F(hr_tensor, name);

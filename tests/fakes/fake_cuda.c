@@ -10,6 +10,7 @@
  */
 #include "fake_cuda.h"
 
+#include "fake_controls.h"
 #include "fake_cuda_core.h"
 
 #include <stdarg.h>
@@ -94,23 +95,6 @@ API int fake_cuda_set(const char *key, long long value)
 	return rc;
 }
 
-static void set_from_environment(void)
-{
-	const char *text = getenv("HR_FAKE_CUDA");
-	char key[32];
-	long long value;
-	int used;
-
-	while (text && sscanf(text, "%31[a-z_]=%lld%n", key, &value, &used) == 2) {
-		if (fake_cuda_set(key, value))
-			fprintf(stderr, "fake CUDA: HR_FAKE_CUDA has no setting %s\n", key);
-		text += used;
-		text += *text == ',';
-	}
-	if (text && *text)
-		fprintf(stderr, "fake CUDA: HR_FAKE_CUDA is not understood from \"%s\" on\n", text);
-}
-
 static void set_defaults(void)
 {
 #define FAKE_DEFAULT(name, value) fake_settings.name = value;
@@ -118,7 +102,7 @@ static void set_defaults(void)
 #undef FAKE_DEFAULT
 	for (int i = 0; i < FAKE_MAX_DEVICES; i++)
 		fake_contexts[i].device = i;
-	set_from_environment();
+	fake_settings_read("HR_FAKE_CUDA", fake_cuda_set);
 }
 
 /* When the library is loaded, so that tests may change settings before the first call. */

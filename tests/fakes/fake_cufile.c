@@ -9,6 +9,7 @@
 #include "fake_cufile.h"
 
 #include "engine/cufile_syms.h"
+#include "fake_controls.h"
 #include "fake_cuda.h"
 
 #include <errno.h>
@@ -129,20 +130,10 @@ API int fake_cufile_set(const char *key, long long value)
 
 static void set_defaults(void)
 {
-	const char *text = getenv("HR_FAKE_CUFILE");
-	char key[32];
-	long long value;
-	int used;
-
 #define DEFAULT(name, value) settings.name = value;
 	SETTINGS(DEFAULT)
 #undef DEFAULT
-	while (text && sscanf(text, "%31[a-z_]=%lld%n", key, &value, &used) == 2) {
-		if (fake_cufile_set(key, value))
-			fprintf(stderr, "fake cuFile: HR_FAKE_CUFILE has no setting %s\n", key);
-		text += used;
-		text += *text == ',';
-	}
+	fake_settings_read("HR_FAKE_CUFILE", fake_cufile_set);
 }
 
 __attribute__((constructor)) static void start(void)

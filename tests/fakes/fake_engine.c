@@ -80,6 +80,10 @@ static int read_step(struct hr__io *io, size_t *got)
 	else if (set.short_reads && ask > io->file->offset_align)
 		ask = (1 + next_random() % (ask / io->file->offset_align)) * io->file->offset_align;
 	pthread_mutex_unlock(&lock);
+	if (io->file->raw) {
+		*got = ask;
+		return io->file->raw->ops->read(io->file->raw, io->offset, to, ask);
+	}
 	return hr__os_pread(fd, to, ask, io->offset, got);
 }
 
@@ -266,7 +270,7 @@ static void release_window(void *state, struct hr__io *io)
 const struct hr__engine_ops hr__engine_fake = {
 	.name = "fake",
 	.id = HR_N_ENGINES - 1,
-	.caps = HR__ENGINE_BLOCKING | HR__ENGINE_ON_REQUEST,
+	.caps = HR__ENGINE_BLOCKING | HR__ENGINE_ON_REQUEST | HR__ENGINE_RAW,
 	.probe = probe,
 	.open = open_fake,
 	.read = read_fake,

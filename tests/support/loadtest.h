@@ -15,6 +15,18 @@
 int test_loader_open(hr_device *device, const struct hr_loader_opts *opts, hr_loader **out);
 #define hr_loader_open test_loader_open
 
+/* With HR_TEST_ENGINE=ugds every model is imported into a store first and opened through uGDS, over the
+ * look-alikes: the store's image stands for the node. What cannot be imported is opened as it is, to fail as it
+ * does elsewhere. */
+int test_model_open(const char *name, const struct hr_model_opts *opts, hr_model **out);
+int test_model_open_files(const char *const *paths, size_t n, const struct hr_model_opts *opts, hr_model **out);
+#define hr_model_open       test_model_open
+#define hr_model_open_files test_model_open_files
+/* Whether models are opened so: then nothing of a file that is changed later is noticed, and so on. */
+bool is_through_ugds(void);
+/* Writes the exported manifest of a store. */
+void write_sidecar(const char *region, const char *path);
+
 struct bed {
 	char *dir;
 	char *paths[2]; /* the shards */

@@ -360,7 +360,7 @@ static void cancelled(const char *device)
 {
 	hr_buffer *buffer;
 	struct bed bed;
-	hr_job *job = hanging_job(&bed, device, "fake-queue", &buffer, 0);
+	hr_job *job = hanging_job(&bed, device, is_through_ugds() ? "fake" : "fake-queue", &buffer, 0);
 
 	while (fake_engine_hanging() == 0)
 		usleep(1000);
