@@ -58,6 +58,7 @@ struct doctor_facts {
 	bool has_nvidiactl, has_uvm_device;                   /* in /dev */
 	unsigned n_gpu_devices;                               /* /dev/nvidia0 ... */
 	bool has_udev;                                        /* /run/udev/data is there */
+	bool has_ugds, has_ugds_disk;                         /* the module ugds_drv; /dev/ugds_drv0 */
 
 	/* where the model is: doctor_files.c, given `path` */
 	char path[4096]; /* resolved; empty: no model */
@@ -131,6 +132,7 @@ uint64_t doctor_memory_left(const struct doctor_facts *facts);
 /* doctor_machine.c, doctor_gpu.c, doctor_model.c */
 #define DOCTOR_JUDGE(name) void doctor_judge_##name(const struct doctor_facts *facts, struct doctor_finding *finding)
 DOCTOR_JUDGE(kernel);
+DOCTOR_JUDGE(ugds);
 DOCTOR_JUDGE(cpus);
 DOCTOR_JUDGE(memory);
 DOCTOR_JUDGE(cgroup);

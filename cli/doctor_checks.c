@@ -23,6 +23,7 @@ const struct doctor_check doctor_checks[] = {
 	{"numa", "nodes of memory", false, doctor_judge_numa},
 	{"bar1", "BAR1 of the GPU", false, doctor_judge_bar1},
 	{"gds", "GPUDirect Storage", false, doctor_judge_gds},
+	{"ugds", "uGDS", false, doctor_judge_ugds},
 	{"model", "the model", true, doctor_judge_model},
 	{"memory", "room for the model", true, doctor_judge_memory},
 	{"file_system", "file system", true, doctor_judge_fs},

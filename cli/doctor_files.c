@@ -156,6 +156,7 @@ static void modules_line(struct tree *tree, const char *line)
 	facts->has_nvidia |= len == 6 && strncmp(line, "nvidia", len) == 0;
 	facts->has_uvm |= len == 10 && strncmp(line, "nvidia_uvm", len) == 0;
 	facts->has_nvidia_fs |= len == 9 && strncmp(line, "nvidia_fs", len) == 0;
+	facts->has_ugds |= len == 8 && strncmp(line, "ugds_drv", len) == 0;
 	facts->has_nouveau |= len == 7 && strncmp(line, "nouveau", len) == 0;
 }
 
@@ -491,6 +492,7 @@ static void read_nvidia(struct tree *tree)
 	facts->has_uvm_device = is_there(tree, "/dev/nvidia-uvm");
 	facts->has_nvidia_fs |= is_there(tree, "/proc/driver/nvidia-fs/version");
 	facts->has_udev = is_there(tree, "/run/udev/data");
+	facts->has_ugds_disk = is_there(tree, "/dev/ugds_drv0");
 }
 
 void doctor_files_read(const char *root, struct doctor_facts *facts)

@@ -196,3 +196,20 @@ DOCTOR_JUDGE(gds)
 		doctor_say(finding, DOCTOR_OK, "nvidia_fs is loaded");
 	}
 }
+
+DOCTOR_JUDGE(ugds)
+{
+	if (!is_any_gpu(facts)) {
+		doctor_say(finding, DOCTOR_NONE, "no GPU");
+	} else if (!facts->has_ugds) {
+		doctor_say(finding, DOCTOR_NONE, "the module ugds_drv is not loaded: no disk belongs to uGDS");
+	} else if (!facts->has_ugds_disk) {
+		doctor_say(finding, DOCTOR_WARN, "ugds_drv is loaded, but has no disk: /dev/ugds_drv0 is not there");
+		doctor_advise(finding,
+			      "bind a disk with a store to it: echo ADDRESS > /sys/bus/pci/drivers/ugds_drv/bind, "
+			      "after unbinding it from nvme");
+	} else {
+		doctor_say(finding, DOCTOR_OK, "ugds_drv has a disk");
+		doctor_advise(finding, "headrace load store:MANIFEST.json#MODEL --ugds /dev/ugds_drv0");
+	}
+}

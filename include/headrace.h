@@ -361,8 +361,8 @@ typedef struct hr_loader hr_loader;
 /** How to set up a loader. */
 struct hr_loader_opts {
 	size_t size; /**< HR_LOADER_OPTS_INIT sets it */
-	/** Every byte of staging memory there will ever be. Default 64 MiB; from HR_MIN_STAGING_BYTES,
-	 * below 16 MiB at a price in speed. With engine "cufile" it is a window of GPU memory, and 4 KiB of host
+	/** Every byte of staging memory there will ever be. Default 64 MiB; from HR_MIN_STAGING_BYTES, below 16 MiB
+	 * at a price in speed. With engines "cufile" and "ugds" it is a window of GPU memory, and 4 KiB of host
 	 * memory for each slot and 64 KiB for each reader come to it. */
 	uint64_t staging_bytes;
 	/** One read at most. Default 2 MiB, less in a pool of few; a multiple of 64 KiB from

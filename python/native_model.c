@@ -150,7 +150,7 @@ static int open_name(PyObject *bytes, const struct hr_model_opts *opts, hr_model
 
 PyObject *native_open(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	static char *keywords[] = {"source", "no_symlinks", NULL};
+	static char *keywords[] = {"source", "no_symlinks", "ugds", NULL};
 	struct native *native = PyModule_GetState(module);
 	struct hr_model_opts opts = HR_MODEL_OPTS_INIT;
 	struct model_object *self;
@@ -158,7 +158,7 @@ PyObject *native_open(PyObject *module, PyObject *args, PyObject *kwargs)
 	hr_model *model = NULL;
 	int no_symlinks = 0, rc;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$p:open", keywords, &source, &no_symlinks))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$pz:open", keywords, &source, &no_symlinks, &opts.ugds))
 		return NULL;
 	native_unpark(native);
 	opts.flags = no_symlinks ? HR_MODEL_NO_SYMLINKS : 0;

@@ -22,6 +22,7 @@ def feed(
     framework: Framework = "numpy",
     share_blocks: bool = True,
     map: bool = False,
+    ugds: str | None = None,
     **loader_options: Any,
 ) -> Iterator[tuple[str, Any]]:
     """Loads a checkpoint tensor after tensor: an iterator of (name, tensor), in file order.
@@ -33,17 +34,20 @@ def feed(
     map: on cpu, tensors in place, over the page cache's own pages, with nothing read or copied (Model.map). They may only be read: a
     write ends the process, and so does touching what somebody cut off the file.
 
+    ugds: the node of a disk that belongs to uGDS ("/dev/ugds_drv0"), for a store's exported manifest ("store:FILE.json#MODEL"); to a
+    GPU by engine "ugds" then, unless another is named.
+
     All headers are checked before the first tensor comes. Every tensor owns its memory, or shares memory that nothing else writes:
     keep it as long as you like. Raises headrace.Error with file, tensor and byte.
     """
     _check(device, framework)
     if map and (device != "cpu" or loader_options):
         raise ValueError("map=True gives tensors of files in place: on cpu, and without options of a loader")
-    model = source if isinstance(source, Model) else native.open(source)
+    model = _opened(source, ugds)
     if map:
         return _mapped(model, names, framework, model is not source)
     try:
-        loader = Loader(device, **loader_options)
+        loader = Loader(device, **_with_engine(device, ugds, loader_options))
     except BaseException:
         if model is not source:
             model.close()
@@ -58,10 +62,12 @@ def load(
     names: Sequence[str] | None = None,
     framework: Framework = "numpy",
     progress: bool = False,
+    ugds: str | None = None,
     **loader_options: Any,
 ) -> dict[str, Any]:
     """Loads a checkpoint: a dict of its tensors, in file order. Arguments as for feed(); progress shows the bytes on stderr."""
-    model = source if isinstance(source, Model) else native.open(source)
+    model = _opened(source, ugds)
+    loader_options = _with_engine(device, ugds, loader_options)
     try:
         if framework == "torch" and device != "cpu" and not progress:
             return _gathered_on_gpu(model, device, names, **loader_options)
@@ -70,6 +76,21 @@ def load(
     finally:
         if model is not source:
             model.close()
+
+
+def _opened(source: Source, ugds: str | None) -> Model:
+    if not isinstance(source, Model):
+        return native.open(source, ugds=ugds)
+    if ugds is not None:
+        raise ValueError("the model is open already: give ugds to headrace.open()")
+    return source
+
+
+def _with_engine(device: str, ugds: str | None, loader_options: dict[str, Any]) -> dict[str, Any]:
+    """What is read through uGDS goes straight to a GPU, unless another engine is named."""
+    if ugds is None or device == "cpu" or loader_options.get("engine") is not None:
+        return loader_options
+    return {**loader_options, "engine": "ugds"}
 
 
 def _check(device: str, framework: Framework) -> None:

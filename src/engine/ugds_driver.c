@@ -167,16 +167,13 @@ int hr__ugds_look(char *reason, size_t reason_bytes)
 	pthread_mutex_unlock(&lock);
 	if (rc)
 		return rc;
-	if (!hr__os_is_there(MODULE))
-		snprintf(
-			reason, reason_bytes,
-			"only when asked for: raw reads of a store's disk straight into GPU memory; the library is there, but "
-			"the module ugds_drv is not loaded");
-	else if (!hr__os_is_there(NODE))
-		snprintf(
-			reason, reason_bytes,
-			"only when asked for: raw reads of a store's disk straight into GPU memory; ugds_drv is loaded, but has "
-			"no disk (" NODE " is not there)");
+	if (!hr__os_is_there(MODULE)) {
+		snprintf(reason, reason_bytes, "the module ugds_drv is not loaded, so no disk belongs to uGDS");
+		return HR_E_UNSUPPORTED;
+	}
+	if (!hr__os_is_there(NODE))
+		snprintf(reason, reason_bytes,
+			 "for models opened through uGDS; ugds_drv is loaded, but has no disk (" NODE " is not there)");
 	return 0;
 }
 

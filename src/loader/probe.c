@@ -51,6 +51,9 @@ static void describe_engine(const struct hr__engine_ops *ops, const struct hr__f
 			out, out_bytes,
 			"only when asked for: one core registers the page cache's own pages with the GPU, which fetches them, and "
 			"whose other users wait meanwhile");
+	else if (ops->caps & HR__ENGINE_RAW_ONLY)
+		snprintf(out, out_bytes,
+			 "for models opened through uGDS: straight from their disk into a window of GPU memory");
 	else if (ops->staging == HR__STAGING_DEVICE)
 		snprintf(out, out_bytes,
 			 "only when asked for: straight from storage into a window of GPU memory, registered once");

@@ -12,7 +12,7 @@ from test_json import conforms
 
 CHECKS = [
     "kernel", "io_uring", "memlock", "files", "cpus", "cgroup", "huge_pages", "container", "gpu", "cuda", "link", "numa", "bar1",
-    "gds", "model", "memory", "file_system", "direct", "disk", "page_cache"]
+    "gds", "ugds", "model", "memory", "file_system", "direct", "disk", "page_cache"]
 
 
 def verdicts(found):

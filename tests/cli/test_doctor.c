@@ -336,6 +336,12 @@ static void tells_what_gpudirect_storage_lacks(void **state)
 	expect(&f, "gds", DOCTOR_WARN, "/run/udev/data", "-v /run/udev");
 	f.has_nvidia_fs = false;
 	expect(&f, "gds", DOCTOR_NONE, "nvidia_fs is not loaded", "nvidia-gds");
+	expect(&none, "ugds", DOCTOR_NONE, "no GPU", NULL);
+	expect(&f, "ugds", DOCTOR_NONE, "ugds_drv is not loaded", NULL);
+	f.has_ugds = true;
+	expect(&f, "ugds", DOCTOR_WARN, "has no disk", "bind");
+	f.has_ugds_disk = true;
+	expect(&f, "ugds", DOCTOR_OK, "has a disk", "--ugds");
 	f.has_modules = false;
 	expect(&f, "gds", DOCTOR_NONE, "/proc/modules", NULL);
 }

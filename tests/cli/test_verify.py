@@ -109,12 +109,37 @@ def verify_on_a_gpu_by_every_engine(context):
         if f"tensor '{name}' differs from its file at byte 7 ".encode() in done.stderr:
             found.append(engine)
         else:
-            assert b"cannot be used" in done.stderr, (engine, done.stderr)
+            assert b"cannot be used" in done.stderr or b"was not opened through uGDS" in done.stderr, (engine, done.stderr)
         if found and found[-1] == engine:
             done = context.run("verify", "two", "--device", "cuda:0", "--engine", engine, *more, "--window", "1M", environment=gds)
             assert b"every byte is right" in done.stdout, (engine, done)
     os.unlink(path + ".other")
     assert {"pread", "uring", "mapped", "cufile"} <= set(found), found
+
+
+@test("a store whose disk belongs to uGDS is listed, loaded and verified through it, and without it the error says so")
+def verify_through_ugds(context):
+    gds = context.gds()
+    context.run("store", "init", "ugds.img", "--size", "64M")
+    context.run("store", "import", "ugds.img", "two", "--as", "two")
+    with open(context.path("ugds.json"), "wb") as file:
+        file.write(context.run("store", "export", "ugds.img").stdout)
+    os.rename(context.path("ugds.img"), context.path("ugds_drv0"))
+    name, node = "store:ugds.json#two", ["--ugds", "ugds_drv0"]
+    done = context.run("ls", name, rc=1, environment=gds)
+    assert b"--ugds /dev/ugds_drv0" in done.stderr, done.stderr
+    assert context.run("ls", name, *node, environment=gds).stdout
+    done = context.run("load", name, *node, "--device", "cuda:0", "--verify", environment=gds)
+    assert b"ugds" in done.stdout, done.stdout
+    for device in "cuda:0", "cpu":
+        done = context.run("verify", name, *node, "--device", device, "--window", "1M", environment=gds)
+        assert b"every byte is right" in done.stdout, done
+    done = context.run("load", name, *node, "--device", "cuda:0", "--engine", "uring", rc=1, environment=gds)
+    assert b"use engine ugds" in done.stderr or b"cannot be used here" in done.stderr, done.stderr
+    done = context.run("ls", "two", *node, rc=1, environment=gds)
+    assert b"is not in a store" in done.stderr, done.stderr
+    for file in "ugds.json", "ugds_drv0":
+        os.unlink(context.path(file))
 
 
 @test("verify compares with another copy, and says what the other one lacks")

@@ -38,6 +38,8 @@ static void on_all(struct bed *bed, const struct hr_loader_opts *base,
 				struct hr_loader_opts opts = *base;
 				int rc;
 
+				if (e && (ops[e - 1]->caps & HR__ENGINE_RAW_ONLY))
+					continue; /* it does not read files */
 				fake_engine_set(&(struct fake_engine_settings){.seed = e, .short_reads = 1});
 				opts.engine = c.engine;
 				opts.caching = caching;
