@@ -9,6 +9,7 @@
 #include <string.h>
 
 static const struct cli_option options[] = {
+	CLI_OPTION_UGDS,
 	CLI_OPTION_JSON,
 	{"help", NULL, "this text", NULL, CLI_FIELD(help), CLI_FLAG, 'h'},
 };

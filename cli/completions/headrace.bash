@@ -12,7 +12,7 @@ _headrace_options() {
 	cat) echo "--force --expect --ugds --help" ;;
 	digest) echo "--shards --expect --ugds --json --help" ;;
 	plan) echo "$loader --only --expect --ugds --json --help" ;;
-	engines) echo "--json --help" ;;
+	engines) echo "--ugds --json --help" ;;
 	doctor) echo "--device --staging --cufile --trial --sample --seconds --json --help" ;;
 	verify) echo "--against --window $loader --only --expect --ugds --json --help" ;;
 	bench)

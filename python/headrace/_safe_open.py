@@ -366,6 +366,7 @@ class safe_open:
     framework: "pt" (or "torch", "pytorch") or "np" (or "numpy"). device: "cpu", "cuda:N", N, a torch.device; others of torch's devices
     are reached through memory of the host. backend: accepted for safetensors' sake; headrace chooses how to read by itself.
     map: on cpu, whole tensors in place: read-only, over the page cache's own pages; headrace.Model.map says at what price.
+    ugds: the node of a disk that belongs to uGDS, for a model in a store; as for headrace.load().
     share_blocks: as for headrace.feed(). Further options are those of headrace.Loader (staging_bytes, slot_bytes,
     engine, caching, readers, cufile).
 
@@ -382,6 +383,7 @@ class safe_open:
         backend: str | None = None,
         share_blocks: bool = True,
         map: bool = False,
+        ugds: str | None = None,
         **loader_options: Any,
     ) -> None:
         self._opened: _Opened | None = None
@@ -396,8 +398,10 @@ class safe_open:
         frame, moved_to = _framework_of(framework, device)
         if map and (frame.device != "cpu" or moved_to or loader_options):
             raise refuse("map=True gives tensors of files in place: on cpu, and without options of a loader")
+        if ugds is not None and frame.device != "cpu":
+            loader_options.setdefault("engine", "ugds")
         try:
-            model = native.open(source)
+            model = native.open(source, ugds=ugds)
         except Error as error:
             raise translated(error) from None
         self._opened = _Opened(model, frame, moved_to, share_blocks, loader_options)

@@ -129,7 +129,7 @@ static void close_under(struct test_random *random, const char *device)
 	hr_job *shared;
 	int rc;
 
-	opts.engine = engines[test_random_below(random, strcmp(device, "cpu") == 0 ? 3 : 4)];
+	opts.engine = engines[test_random_below(random, is_through_ugds() ? 2 : strcmp(device, "cpu") == 0 ? 3 : 4)];
 	opts.staging_bytes = HR_MIN_STAGING_BYTES * (1 + test_random_below(random, 4));
 	opts.readers = 1 + (uint32_t)test_random_below(random, 4);
 	fake_engine_set(&(struct fake_engine_settings){.seed = random->state, .short_reads = 1, .delay_ns = 200000});

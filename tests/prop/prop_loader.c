@@ -295,6 +295,8 @@ static void random_opts(struct test_random *random, struct hr_loader_opts *opts)
 	opts->slot_bytes = HR_MIN_SLOT_BYTES * (1 + test_random_below(random, 3));
 	opts->staging_bytes = opts->slot_bytes * (2 + test_random_below(random, 8)) + test_random_below(random, 1000);
 	opts->engine = engines[test_random_below(random, sizeof(engines) / sizeof(engines[0]))];
+	if (is_through_ugds()) /* what can read such models: that, and two that go by way of the host */
+		opts->engine = ((const char *const[]){NULL, NULL, "pread", "fake"})[test_random_below(random, 4)];
 	opts->caching = (uint32_t)test_random_below(random, 3);
 	if (getenv("HR_TEST_ENGINE") && test_random_below(random, 2))
 		opts->engine = NULL;

@@ -54,3 +54,10 @@ def test_a_model_that_is_open_takes_no_node(disk):
 def test_the_store_itself_is_refused(disk):
     with pytest.raises(headrace.Error, match="headrace store export"):
         headrace.open(f"store:{disk[1]}#two", ugds=disk[1])
+
+
+def test_safe_open_reads_through_it(root, disk):
+    name, node = disk
+    with headrace.safe_open(name, "np", ugds=node) as opened:
+        found = {key: opened.get_tensor(key).tobytes() for key in opened.keys()}
+    assert found == plain(root)

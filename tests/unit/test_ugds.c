@@ -12,6 +12,7 @@
 #include "engine/ugds_syms.h"
 #include "fakes/fake_cuda.h"
 #include "fakes/fake_ugds.h"
+#include "store/label.h"
 #include "store/snapshot.h"
 #include "stored_ugds.h"
 
@@ -168,34 +169,62 @@ static void delivers_right_bytes_and_says_how(void **state)
 	assert_no_complaint();
 }
 
+/* The same store as one that was made on a disk with sectors of 4096 bytes. */
+static void make_large_sectors(const char *path, const char *manifest)
+{
+	struct hr__label label;
+	unsigned char *record = malloc(4096);
+	char *bytes = malloc(64 * MIB);
+	FILE *file = fopen(disk, "r");
+
+	assert_int_equal(fread(bytes, 1, 64 * MIB, file), 64 * MIB);
+	fclose(file);
+	for (unsigned copy = 0; copy < 2; copy++) {
+		uint64_t at = hr__label_off(64 * MIB, copy);
+
+		assert_int_equal(hr__label_decode((unsigned char *)bytes + at, at, &label), HR__RECORD_GOOD);
+		label.lba_bytes = label.phys_bytes = 4096;
+		hr__label_encode(&label, at, record);
+		memcpy(bytes + at, record, 4096);
+	}
+	write_file(path, bytes, 64 * MIB);
+	write_sidecar(path, manifest);
+	free(bytes);
+	free(record);
+}
+
 static void sectors_of_4096_bytes_are_found_out_and_kept_to(void **state)
 {
-	char *big = path_in(dir, "big.json"), *text = malloc(1 << 20), *at;
-	struct hr_model_opts model_opts = HR_MODEL_OPTS_INIT;
-	FILE *file = fopen(sidecar, "r");
-	hr_model *model;
-	size_t n;
+	char *large = path_in(dir, "large.img"), *manifest = path_in(dir, "large.json"), *what;
+	struct hr_loader_opts window = window_of(256 << 10, 4);
+	struct hr_model_opts opts = HR_MODEL_OPTS_INIT;
+	struct bed bed = {0};
 
 	(void)state;
-	n = fread(text, 1, (1 << 20) - 1, file);
-	text[n] = '\0';
-	fclose(file);
-	ugds.set("lba", 4096);
-	assert_fails(open_model(name, &model), HR_E_GEOMETRY);
-	assert_non_null(strstr(hr_error_last()->message, "sectors of 4096 bytes"));
-	/* a manifest that says so is not enough: the label was made for another disk */
-	at = strstr(text, "\"lba_bytes\": 512");
-	assert_non_null(at);
-	memmove(at + 17, at + 16, n - (size_t)(at + 16 - text) + 1);
-	memcpy(at, "\"lba_bytes\": 4096", 17);
-	write_file(big, text, n + 1);
-	free(text);
-	model_opts.ugds = disk;
-	if (asprintf(&text, "store:%s#m", big) < 0)
+	make_large_sectors(large, manifest);
+	if (asprintf(&what, "store:%s#m", manifest) < 0)
 		abort();
-	assert_fails(hr_model_open(text, &model_opts, &model), HR_E_GEOMETRY);
-	free(text);
-	free(big);
+	opts.ugds = large;
+	assert_fails(hr_model_open(what, &opts, &bed.model), HR_E_GEOMETRY); /* the disk has 512 */
+	opts.ugds = disk;
+	assert_fails(hr_model_open(what, &opts, &bed.model), HR_E_GEOMETRY);
+	ugds.set("lba", 4096);
+	assert_fails(open_model(name, &bed.model), HR_E_GEOMETRY);
+	assert_non_null(strstr(hr_error_last()->message, "sectors of 4096 bytes"));
+	/* the manifest agrees, the label does not */
+	assert_fails(hr_model_open(what, &opts, &bed.model), HR_E_GEOMETRY);
+	opts.ugds = large;
+	assert_ok(hr_model_open(what, &opts, &bed.model));
+	assert_ok(hr_device_open("cuda:0", &bed.device));
+	assert_ok(hr_loader_open(bed.device, &window, &bed.loader));
+	the_model_has_the_files_bytes(bed.model);
+	assert_ok(load_by_job(bed.loader, bed.model, NULL));
+	assert_ok(load_by_feed(bed.loader, bed.model, NULL, false, NULL));
+	bed_close(&bed);
+	assert_int_equal(unlink(large), 0);
+	free(what);
+	free(manifest);
+	free(large);
 	assert_no_complaint();
 }
 
