@@ -327,7 +327,7 @@ void hr__region_close(struct hr__region *region)
 
 /* ---- with the error told ---- */
 
-static int fail_io(const struct hr__region *region, int error, uint64_t off, const char *doing, const char *what)
+int hr__region_fail(const struct hr__region *region, int error, uint64_t off, const char *doing, const char *what)
 {
 	const struct hr__where at = {.stage = "store", .path = region->path, .offset = off, .system = error};
 	char text[128];
@@ -351,14 +351,14 @@ int hr__region_read(struct hr__region *region, uint64_t off, void *dst, size_t b
 {
 	int error = region->ops->read(region, off, dst, bytes);
 
-	return error ? fail_io(region, error, off, "read", what) : 0;
+	return error ? hr__region_fail(region, error, off, "read", what) : 0;
 }
 
 int hr__region_write(struct hr__region *region, uint64_t off, const void *src, size_t bytes, const char *what)
 {
 	int error = region->ops->write(region, off, src, bytes);
 
-	return error ? fail_io(region, error, off, "write", what) : 0;
+	return error ? hr__region_fail(region, error, off, "write", what) : 0;
 }
 
 int hr__region_flush(struct hr__region *region)
@@ -378,7 +378,7 @@ int hr__region_check(struct hr__region *region)
 
 	at.system = error;
 	if (error && region->file.raw)
-		return fail_io(region, error, 0, "look at", "the region");
+		return hr__region_fail(region, error, 0, "look at", "the region");
 	if (error)
 		return hr__fail_errno(&at, error, "look at");
 	if (now.sequence != was->sequence)

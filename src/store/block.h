@@ -82,6 +82,8 @@ void hr__region_close(struct hr__region *region);
 int hr__region_read(struct hr__region *region, uint64_t off, void *dst, size_t bytes, const char *what);
 int hr__region_write(struct hr__region *region, uint64_t off, const void *src, size_t bytes, const char *what);
 int hr__region_flush(struct hr__region *region);
+/* What a failed operation of one's own is told as; `doing` is "read" or "write". */
+int hr__region_fail(const struct hr__region *region, int error, uint64_t off, const char *doing, const char *what);
 /* HR_E_REGION_CHANGED unless size, sector size and device are what they were. */
 int hr__region_check(struct hr__region *region);
 

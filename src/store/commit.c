@@ -16,7 +16,9 @@
 #include "core/hash.h"
 #include "core/mem.h"
 #include "mutant.h"
+#include "readback.h"
 
+#include <errno.h>
 #include <string.h>
 
 #define PIECE_BYTES (UINT64_C(4) << 20)
@@ -124,15 +126,6 @@ static int look_again(struct commit *commit)
 
 /* ---- reading back ---- */
 
-static int fail_block(const struct hr__region *region, const struct hr__object *object, uint64_t off, uint32_t expected,
-		      uint32_t found)
-{
-	return hr__fail_at(&(struct hr__where){.stage = "verify", .path = region->path, .offset = off}, HR_E_DIGEST,
-			   "%s does not give back what was written at %" PRIu64 ": CRC-32C %08" PRIx32
-			   " instead of %08" PRIx32 " (object at %" PRIu64 "); memory, cable or device is at fault",
-			   region->path, off, found, expected, object->ext_off);
-}
-
 struct verify {
 	struct hr__region *region;
 	const struct hr__object *object;
@@ -146,20 +139,20 @@ struct verify {
 static int verify_piece(struct verify *verify, uint64_t off, uint64_t bytes)
 {
 	const struct hr__object *object = verify->object;
-	uint64_t at = object->ext_off + object->payload_off + off, block = UINT64_C(1) << object->block_log2;
+	uint64_t at = object->ext_off + object->payload_off + off;
 	size_t head = (size_t)hr__min_u64(bytes, verify->left);
-	int code = hr__region_read(verify->region, at, verify->memory, (size_t)hr__round_up(bytes, HR__RECORD_BYTES),
-				   "an object");
+	struct hr__read_back back = {.region = verify->region,
+				     .at = at,
+				     .bytes = bytes,
+				     .digests = verify->digests + (off >> object->block_log2),
+				     .block_log2 = object->block_log2,
+				     .memory = verify->memory};
+	int error = hr__read_back(&back);
 
-	if (code)
-		return code;
-	for (uint64_t done = 0; done < bytes; done += block) {
-		uint32_t expected = verify->digests[(off + done) >> object->block_log2];
-		uint32_t found = hr__crc32c(0, verify->memory + done, (size_t)hr__min_u64(block, bytes - done));
-
-		if (found != expected)
-			return fail_block(verify->region, object, at + done, expected, found);
-	}
+	if (error == EBADMSG)
+		return hr__fail_read_back(&back, object->ext_off);
+	if (error)
+		return hr__region_fail(verify->region, error, at, "read", "an object");
 	verify->left -= head;
 	return head ? hr__sha256_update(verify->sha, verify->memory, head) : 0;
 }
@@ -182,7 +175,7 @@ static int verify_header(struct verify *verify)
 }
 
 int hr__object_verify(struct hr__region *region, const uint8_t store_uuid[16], const struct hr__object *object,
-		      int (*progress)(void *ctx, uint64_t bytes), void *ctx)
+		      uint64_t checked, int (*progress)(void *ctx, uint64_t bytes), void *ctx)
 {
 	struct verify verify = {.region = region, .object = object};
 	uint32_t *digests = NULL;
@@ -198,10 +191,11 @@ int hr__object_verify(struct hr__region *region, const uint8_t store_uuid[16], c
 	verify.digests = digests;
 	verify.memory = memory;
 	verify.left = object->kind == HR__OBJECT_SHARD ? 8 + object->header_len : 0;
-	for (uint64_t off = 0; off < object->payload_len && !code; off += PIECE_BYTES) {
+	for (uint64_t off = verify.left ? 0 : checked; off < object->payload_len && !code;) {
 		uint64_t bytes = hr__min_u64(PIECE_BYTES, object->payload_len - off);
 
 		code = verify_piece(&verify, off, bytes);
+		off = verify.left ? off + bytes : hr__max_u64(off + bytes, checked);
 		if (!code && progress && progress(ctx, bytes))
 			code = hr__fail(HR_E_CANCELLED, "cancelled by the caller");
 	}
@@ -239,6 +233,8 @@ static int read_back(struct commit *commit)
 
 	for (uint32_t i = commit->order->first_fresh; i < draft->n_objects && !code; i++)
 		code = hr__object_verify(commit->region, commit->store->now->label.uuid, &draft->objects[i],
+					 commit->order->checked ? commit->order->checked[i - commit->order->first_fresh]
+								: 0,
 					 commit->order->progress, commit->order->ctx);
 	return code;
 }

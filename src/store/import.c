@@ -21,9 +21,11 @@
 #include <string.h>
 
 #define DEFAULT_COMMIT_BYTES (UINT64_C(4) << 30)
-#define DEFAULT_HELPERS      3
-#define MAX_TABLE_BLOCKS     (UINT64_C(1) << 20) /* digests of an object: 4 MiB, as long as blocks can grow */
-#define NOT_YET              UINT32_MAX
+/* often enough to read back meanwhile, seldom enough to cost nothing */
+#define FLUSH_BYTES      (UINT64_C(128) << 20)
+#define DEFAULT_HELPERS  3
+#define MAX_TABLE_BLOCKS (UINT64_C(1) << 20) /* digests of an object: 4 MiB, as long as blocks can grow */
+#define NOT_YET          UINT32_MAX
 
 struct import {
 	hr_store *store;
@@ -33,7 +35,8 @@ struct import {
 	struct hr__draft draft;
 	uint32_t *objects;    /* of each file: in the draft, or NOT_YET */
 	uint64_t *extents;    /* of each file: where, if it has space; else 0 */
-	uint32_t first_fresh; /* objects of the draft that no commit has yet */
+	uint64_t *checked;    /* of each object that no commit has yet: bytes that were read back */
+	uint32_t first_fresh; /* the first of those, in the draft */
 	uint64_t fresh_bytes;
 	struct hr_store_progress progress;
 	struct hr_store_import_info info;
@@ -224,12 +227,16 @@ static int write_object(struct import *import, uint32_t number)
 	object.ext_off = import->extents[number];
 	object.created_gen = hr__store_next_generation(import->store);
 	stream.to = object.ext_off;
+	stream.flush_bytes = import->opts.flags & HR_IMPORT_NO_READ_BACK ? 0 : FLUSH_BYTES;
 	if (!code)
 		code = run_stream(import, number, &object, &stream);
+	if (stream.is_flush_lost)
+		import->store->poisoned_by = object.created_gen;
 	memcpy(object.payload_sha256, stream.sha256, 32);
 	if (!code)
 		code = write_meta(import, &object, stream.digests);
 	hr__free(stream.digests);
+	import->checked[import->draft.n_objects - import->first_fresh] = stream.read_back;
 	if (!code)
 		code = hr__draft_add_object(&import->draft, &object, &import->objects[number]);
 	import->fresh_bytes += object.ext_len;
@@ -270,11 +277,13 @@ static int commit(struct import *import)
 	import->progress.done_bytes = 0;
 	import->progress.total_bytes = 0;
 	for (uint32_t i = import->first_fresh; i < import->draft.n_objects; i++)
-		import->progress.total_bytes += import->draft.objects[i].payload_len;
+		import->progress.total_bytes += import->draft.objects[i].payload_len -
+						import->checked[i - import->first_fresh];
 	if (!code)
 		code = hr__store_commit(import->store, &(struct hr__commit){.draft = &import->draft,
 									    .floor_gen = floor,
 									    .first_fresh = read_back,
+									    .checked = import->checked,
 									    .progress = tell,
 									    .ctx = import});
 	import->progress = before;
@@ -381,7 +390,8 @@ static int start(struct import *import, const char *source)
 		return code;
 	import->objects = hr__malloc(import->files.n * sizeof(*import->objects));
 	import->extents = hr__calloc(import->files.n, sizeof(*import->extents));
-	if (!import->objects || !import->extents)
+	import->checked = hr__calloc(import->files.n, sizeof(*import->checked));
+	if (!import->objects || !import->extents || !import->checked)
 		return HR_E_NOMEM;
 	memset(import->objects, 0xff, import->files.n * sizeof(*import->objects));
 	import->first_fresh = import->draft.n_objects;
@@ -417,6 +427,7 @@ static void let_go(struct import *import)
 	hr__draft_free(&import->draft);
 	hr__free(import->objects);
 	hr__free(import->extents);
+	hr__free(import->checked);
 }
 
 /* What was taken and not committed is free again. */

@@ -65,15 +65,17 @@ struct hr__commit {
 	struct hr__draft *draft;
 	uint64_t floor_gen;   /* 0: as it is */
 	uint32_t first_fresh; /* objects of the draft from this number on are read back; UINT32_MAX: none */
+	/* Of each of these: how many bytes of its payload were read back already, after a flush. NULL: nothing was. */
+	const uint64_t *checked;
 	/* Called between pieces of read-back; non-zero: HR_E_CANCELLED. NULL: nobody. */
 	int (*progress)(void *ctx, uint64_t bytes);
 	void *ctx;
 };
 int hr__store_commit(hr_store *store, const struct hr__commit *commit);
-/* Reads an object from the region and compares it with its digests, those with what was hashed on the way in.
- * HR_E_DIGEST, HR_E_CORRUPT. */
+/* Reads an object from the region and compares it with its digests, those with what was hashed on the way in; of its
+ * payload the header and what lies behind the first `checked` bytes, a multiple of 4 MiB. HR_E_DIGEST, HR_E_CORRUPT. */
 int hr__object_verify(struct hr__region *region, const uint8_t store_uuid[16], const struct hr__object *object,
-		      int (*progress)(void *ctx, uint64_t bytes), void *ctx);
+		      uint64_t checked, int (*progress)(void *ctx, uint64_t bytes), void *ctx);
 
 /* Writes a new, empty store onto a region that is open for writing, whatever stood there. */
 int hr__store_format(struct hr__region *region, const char *name);
