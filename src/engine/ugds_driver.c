@@ -42,7 +42,6 @@ struct hr__ugds {
 	uint32_t lba_bytes;
 	struct hr__ugds_gpu gpu;
 	bool has_gpu, is_driver_open, has_handle, has_bounce;
-	const volatile uint32_t *fork_mark; /* reads 0 in a forked child */
 	pthread_mutex_t bounce_lock;
 	struct hr__ugds *next_kept;
 };
@@ -51,8 +50,9 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct hr__ug_api api; /* filled once, then constant; guarded by lock until then */
 static bool is_loaded;        /* guarded by lock */
 static struct hr__ugds *_Atomic current;
-static atomic_bool is_poisoned; /* for ever */
-static struct hr__ugds *kept;   /* sessions that the library still holds; guarded by lock */
+static const volatile uint32_t *_Atomic fork_mark; /* made for the first session, and kept: reads 0 in a forked child */
+static atomic_bool is_poisoned;                    /* for ever */
+static struct hr__ugds *kept;                      /* sessions that the library still holds; guarded by lock */
 
 /* A call that gives a struct hr__ug_error, with its fault point. */
 #define CALL(name, ...)                                                                                                \
@@ -179,9 +179,12 @@ int hr__ugds_look(char *reason, size_t reason_bytes)
 
 /* ---- reading ---- */
 
-static bool is_forked(const struct hr__ugds *session)
+/* Of a process that has ever had a session: its driver, and CUDA's, are the parent's. */
+static bool is_forked(void)
 {
-	return *session->fork_mark == 0;
+	const volatile uint32_t *mark = atomic_load(&fork_mark);
+
+	return mark && *mark == 0;
 }
 
 /* With alignments as they are known by now. */
@@ -190,7 +193,7 @@ static int read_once(struct hr__ugds *session, void *base, size_t bytes, uint64_
 	int armed;
 	ssize_t answer;
 
-	if (is_forked(session))
+	if (is_forked())
 		return ECHILD;
 	if (atomic_load(&is_poisoned))
 		return ENOTRECOVERABLE;
@@ -259,7 +262,7 @@ static int read_host(struct hr__raw *raw, uint64_t offset, void *dst, size_t byt
 	struct hr__ugds *session = (struct hr__ugds *)raw;
 	int error;
 
-	if (is_forked(session)) /* the lock may be the parent's */
+	if (is_forked()) /* the lock may be the parent's */
 		return ECHILD;
 	pthread_mutex_lock(&session->bounce_lock);
 	error = read_through(session, offset, dst, bytes);
@@ -304,9 +307,10 @@ int hr__ugds_register(struct hr__ugds *session, void *base, size_t bytes, char *
 	char text[96];
 	int ignored;
 
-	if (is_forked(session) || atomic_load(&is_poisoned)) {
+	(void)session; /* there is one; the library asks for none here */
+	if (is_forked() || atomic_load(&is_poisoned)) {
 		snprintf(reason, reason_bytes, "%s",
-			 hr__ugds_explain(is_forked(session) ? ECHILD : ENOTRECOVERABLE, &ignored));
+			 hr__ugds_explain(is_forked() ? ECHILD : ENOTRECOVERABLE, &ignored));
 		return HR_E_GDS;
 	}
 	/* The kernel's part rounds a base down without a word, and reads would land before it. */
@@ -358,7 +362,8 @@ static struct hr__ug_error close_driver(const void *nothing)
 
 bool hr__ugds_deregister(struct hr__ugds *session, void *base)
 {
-	return !is_forked(session) && give_up(deregister_memory, base);
+	(void)session;
+	return !is_forked() && give_up(deregister_memory, base);
 }
 
 /* ---- opening and closing; under the lock ---- */
@@ -452,7 +457,6 @@ static void close_session(struct hr__ugds *session)
 		kept = session;
 		return;
 	}
-	hr__os_fork_mark_free(session->fork_mark);
 	pthread_mutex_destroy(&session->bounce_lock);
 	hr__free(session->node);
 	hr__free(session);
@@ -486,8 +490,9 @@ static int open_session(struct hr__ugds *session, hr__ugds_gpu_open *gpu, struct
 
 	if (code)
 		return fault->code = code;
-	session->fork_mark = hr__os_fork_mark_new();
-	if (!session->node || !session->fork_mark)
+	if (!atomic_load(&fork_mark))
+		atomic_store(&fork_mark, hr__os_fork_mark_new());
+	if (!session->node || !atomic_load(&fork_mark))
 		return fail(fault, HR_E_NOMEM, 0, "out of host memory");
 	code = open_node(session, fault);
 	if (!code)
@@ -546,12 +551,11 @@ static int open_or_join(const char *node, hr__ugds_gpu_open *gpu, struct hr__ugd
 
 int hr__ugds_open(const char *node, hr__ugds_gpu_open *gpu, struct hr__ugds **out, struct hr__ugds_fault *fault)
 {
-	struct hr__ugds *session = atomic_load(&current);
 	int code;
 
 	*out = NULL;
 	*fault = (struct hr__ugds_fault){0};
-	if (session && is_forked(session)) {
+	if (is_forked()) {
 		const char *why = hr__ugds_explain(ECHILD, &code);
 
 		return fail(fault, code, 0, why);
@@ -572,9 +576,9 @@ struct hr__ugds *hr__ugds_acquire(struct hr__ugds *session)
 
 struct hr__ugds *hr__ugds_current(void)
 {
-	struct hr__ugds *session = atomic_load(&current);
+	struct hr__ugds *session;
 
-	if (!session || is_forked(session))
+	if (is_forked())
 		return NULL;
 	pthread_mutex_lock(&lock);
 	session = atomic_load(&current);
@@ -586,7 +590,7 @@ struct hr__ugds *hr__ugds_current(void)
 
 void hr__ugds_unref(struct hr__ugds *session)
 {
-	if (!session || is_forked(session)) /* all of it is the parent's */
+	if (!session || is_forked()) /* all of it is the parent's */
 		return;
 	pthread_mutex_lock(&lock);
 	if (--session->n_users == 0) {

@@ -421,6 +421,70 @@ static void what_is_missing_or_in_the_way_is_told(void **state)
 	assert_no_complaint();
 }
 
+/* The manifest with `from` replaced; both texts of any length. */
+static void write_changed(const char *path, const char *from, const char *to)
+{
+	char *text = malloc(1 << 20), *out = malloc(1 << 20), *at;
+	FILE *file = fopen(sidecar, "r");
+	size_t n;
+
+	assert_non_null(file);
+	n = fread(text, 1, (1 << 20) - 1, file);
+	fclose(file);
+	text[n] = '\0';
+	at = strstr(text, from);
+	assert_non_null(at);
+	n = (size_t)snprintf(out, 1 << 20, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+	write_file(path, out, n);
+	free(out);
+	free(text);
+}
+
+static void a_manifest_that_does_not_fit_the_disk_is_refused(void **state)
+{
+	static const struct {
+		const char *from, *to;
+		int code;
+	} table[] = {
+		{"\"region\": {", "\"area\": {", HR_E_FIELD},
+		{"\"lba_bytes\": 512", "\"lba_bytes\": 0", HR_E_FIELD},
+		{"\"lba_bytes\": 512", "\"lba_bytes\": \"512\"", HR_E_TYPE},
+		{"\"lba_bytes\": 512", "\"lba_bytes\": 512, \"lba_bytes\": 512", HR_E_DUPLICATE},
+		{"\"lba_bytes\": 512", "\"lba_bytes\": 1024", HR_E_GEOMETRY},
+		{"\"base\": 0", "\"base\": 512", HR_E_GEOMETRY},
+		{"\"base\": 0", "\"base\": 18446744073709486080", HR_E_GEOMETRY},
+		{"\"base\": 0", "\"base\": 65536", HR_E_GEOMETRY}, /* it would end behind the disk */
+		{"\"device_bytes\": 67108864", "\"device_bytes\": 67108865", HR_E_GEOMETRY},
+		{"\"device_bytes\": 67108864", "\"device_bytes\": 67108863", HR_E_PIN}, /* the label says more */
+		{"\"bytes\": 67108864", "\"bytes\": 33554432", HR_E_GEOMETRY},          /* smaller than the label's */
+		{"\"bytes\": 67108864", "\"bytes\": 1048576", HR_E_NOT_A_STORE},
+		{"\"generation\": 2", "\"generation\": 3", HR_E_NOTFOUND},
+		{"\"body_sha256\": \"", "\"body_sha256\": \"00", HR_E_TYPE},
+		{"\"store_uuid\": \"", "\"store_uuid\": \"00000000000000000000000000000000\", \"x\": \"", HR_E_PIN},
+		{"\"body_sha256\": \"",
+		 "\"body_sha256\": \"0000000000000000000000000000000000000000000000000000000000000000\", \"x\": \"",
+		 HR_E_PIN},
+	};
+	char *changed = path_in(dir, "changed.json"), *what;
+	hr_model *model;
+
+	(void)state;
+	if (asprintf(&what, "store:%s#m", changed) < 0)
+		abort();
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+		int rc;
+
+		write_changed(changed, table[i].from, table[i].to);
+		rc = open_model(what, &model);
+		if (rc != table[i].code)
+			fail_msg("%s instead of %s: %s, not %s: %s", table[i].to, table[i].from, hr_error_name(rc),
+				 hr_error_name(table[i].code), hr_error_last()->message);
+		assert_no_complaint();
+	}
+	free(what);
+	free(changed);
+}
+
 static void write_at(uint64_t offset, const void *bytes, size_t n)
 {
 	int fd = open(disk, O_WRONLY | O_CLOEXEC);
@@ -702,6 +766,7 @@ int main(void)
 		cmocka_unit_test_setup(engine_ugds_reads_nothing_else, reset_fakes),
 		cmocka_unit_test_setup(no_slot_is_used_again_before_its_read_and_its_copy_are_over, reset_fakes),
 		cmocka_unit_test_setup(what_is_missing_or_in_the_way_is_told, reset_fakes),
+		cmocka_unit_test_setup(a_manifest_that_does_not_fit_the_disk_is_refused, reset_fakes),
 		cmocka_unit_test_setup(a_store_that_goes_away_is_noticed_through_ugds, reset_fakes),
 		cmocka_unit_test_setup(a_disk_that_cannot_be_opened_leaves_nothing, reset_fakes),
 		cmocka_unit_test_setup(a_read_that_is_refused_or_short_fails_the_job_alone, reset_fakes),
