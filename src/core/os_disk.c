@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define FAIL_IF_ARMED(point) HR__FAIL_IF_ARMED(point)
@@ -85,14 +86,29 @@ int hr__os_sync_parent(const char *path)
 	return error;
 }
 
+static bool has_room(int fd, const struct stat *st, uint64_t bytes)
+{
+	uint64_t has = (uint64_t)st->st_blocks * 512;
+	struct statvfs fs;
+
+	return bytes <= has || fstatvfs(fd, &fs) || (uint64_t)fs.f_bfree * fs.f_frsize >= bytes - has;
+}
+
 int hr__os_allocate(int fd, uint64_t bytes)
 {
+	struct stat st;
 	int error;
 
 	FAIL_IF_ARMED("fallocate");
+	if (fstat(fd, &st))
+		return errno;
+	if (!has_room(fd, &st, bytes))
+		return ENOSPC;
 	do {
 		error = posix_fallocate(fd, 0, (off_t)bytes);
 	} while (error == EINTR);
+	if (error && ftruncate(fd, st.st_size)) /* gives back what it took beyond the end before it failed */
+		return errno;
 	return error;
 }
 

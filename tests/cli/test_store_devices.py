@@ -378,6 +378,23 @@ def odd_partition(context):
         context.run("load", f"store:{partition}#m", *CPU, "--verify")
 
 
+@test("init of a file that does not fit leaves its file system as it was", suite="store")
+def too_large(context):
+    place = context.path("small")
+    os.mkdir(place)
+    done = tool("mount", "-t", "tmpfs", "-o", "size=40M", "none", place)
+    if done.returncode:
+        raise Skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        free = os.statvfs(place).f_bfree
+        said = fails(context, "HR_E_IO", "store", "init", os.path.join(place, "w.img"), "--size", "64M")["message"]
+        assert "no room for 67108864 bytes" in said, said
+        assert os.statvfs(place).f_bfree == free
+        context.run("store", "init", os.path.join(place, "w.img"), "--size", "20M")
+    finally:
+        tool("umount", place)
+
+
 @test("init refuses the disk around a partition that is mounted, and the partition", suite="store")
 def mounted_partition(context):
     if not shutil.which("mkfs.ext4"):
