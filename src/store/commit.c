@@ -195,9 +195,11 @@ int hr__object_verify(struct hr__region *region, const uint8_t store_uuid[16], c
 		uint64_t bytes = hr__min_u64(PIECE_BYTES, object->payload_len - off);
 
 		code = verify_piece(&verify, off, bytes);
-		off = verify.left ? off + bytes : hr__max_u64(off + bytes, checked);
-		if (!code && progress && progress(ctx, bytes))
+		/* A header that is looked at once more is no progress. */
+		if (!code && off + bytes > checked && progress &&
+		    progress(ctx, off + bytes - hr__max_u64(off, checked)))
 			code = hr__fail(HR_E_CANCELLED, "cancelled by the caller");
+		off = verify.left ? off + bytes : hr__max_u64(off + bytes, checked);
 	}
 	if (!code)
 		code = verify_header(&verify);

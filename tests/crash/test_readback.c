@@ -33,6 +33,7 @@ static struct {
 	/* guarded by lock */
 	bool is_written[N], is_durable[N];
 	uint64_t n_flushes, n_read, n_large_reads, n_too_early;
+	uint64_t n_past_the_end;      /* times that progress was more than there is */
 	uint64_t n_hashed, wait_from; /* pieces; the caller's thread alone */
 	uint64_t flip_write;          /* the write of a whole piece that goes wrong: 1, 2 ...; 0: none */
 } trap = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -323,7 +324,7 @@ static void it_can_be_cancelled_meanwhile(void **state)
 
 static int dawdle_along(void *ctx, const struct hr_store_progress *progress)
 {
-	(void)progress;
+	trap.n_past_the_end += progress->done_bytes > progress->total_bytes;
 	return dawdle(ctx, 0);
 }
 
@@ -337,7 +338,9 @@ static int import_slowly(hr_store *store, const char *model)
 	trap.n_hashed = 0;
 	trap.wait_from = 34; /* 128 MiB are written by then */
 	trap.n_large_reads = 0;
+	trap.n_past_the_end = 0;
 	code = hr_store_import(store, folder, model, &opts, NULL);
+	assert_int_equal(trap.n_past_the_end, 0);
 	free(folder);
 	return code;
 }
@@ -351,12 +354,20 @@ struct pool {
 static void pool_open(struct pool *p)
 {
 	struct hr_store_init_opts opts = HR_STORE_INIT_OPTS_INIT;
-	char *folder = path_in(dir, "large"), *file = path_in(folder, "weights.bin");
-	int fd;
+	char *folder = path_in(dir, "large"), *file = path_in(folder, "model.safetensors");
+	char header[8 + 128];
+	int fd, n;
 
 	assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);
+	memset(header, ' ', sizeof(header));
+	memcpy(header, "\x80\0\0\0\0\0\0", 8); /* 128 bytes of JSON */
+	n = snprintf(header + 8, 128, "{\"w\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[0,%llu]}}",
+		     (unsigned long long)(192 * MIB - sizeof(header)),
+		     (unsigned long long)(192 * MIB - sizeof(header)));
+	header[8 + n] = ' ';
 	fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	assert_true(fd >= 0 && ftruncate(fd, (off_t)(192 * MIB)) == 0);
+	assert_true(fd >= 0 && pwrite(fd, header, sizeof(header), 0) == (ssize_t)sizeof(header) &&
+		    ftruncate(fd, (off_t)(192 * MIB)) == 0);
 	close(fd);
 	p->path = path_in(dir, "pool.img");
 	opts.bytes = 512 * MIB;
