@@ -103,8 +103,8 @@ int hr__os_mkdir(int directory_fd, const char *path); /* EEXIST is an error too 
 int hr__os_unlink(int directory_fd, const char *path);
 /* The directory that a path is in: its entries are on stable storage. */
 int hr__os_sync_parent(const char *path);
-/* Sets a file's size and takes all its blocks, with zeros where they are new. ENOSPC leaves the file as it was, and does
- * not fill the file system for others first, where that says how much room it has. */
+/* Sets a file's size and takes all its blocks, with zeros where they are new. ENOSPC leaves the file as it was, and
+ * does not fill the file system for others first, where that says how much room it has. */
 int hr__os_allocate(int fd, uint64_t bytes);
 /* Another description of the same open file. */
 int hr__os_reopen(int fd, int flags, int *out);

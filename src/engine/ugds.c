@@ -79,9 +79,9 @@ static struct hr__ugds *session_for(struct ugds *u, struct hr__io *io)
 	struct hr__ugds *session = hr__ugds_of(io->file);
 
 	pthread_mutex_lock(&u->lock);
-	if (session && !u->session && attach(u, hr__ugds_acquire(session), io->reason, sizeof(io->reason)))
-		session = NULL;
-	else if (session != u->session)
+	if (session && !u->session) /* a failure leaves u->session as it is, and the reason in the request */
+		attach(u, hr__ugds_acquire(session), io->reason, sizeof(io->reason));
+	if (session != u->session)
 		session = NULL;
 	pthread_mutex_unlock(&u->lock);
 	if (!session) {

@@ -15,7 +15,7 @@
 /* `path`, or where it is in the folder. */
 static const char *redirect(const char *path, char *out, size_t out_bytes)
 {
-	static int (*real)(const char *, int);
+	int (*real)(const char *, int);
 	const char *root = getenv("HR_FAKE_ROOT");
 	void *address;
 
