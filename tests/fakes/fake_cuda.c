@@ -18,29 +18,21 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define MAX_FUNCTIONS 96
-#define MAX_ARMED     16
-
 struct fake_settings fake_settings;
 pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
 struct fake_event *fake_events;
 struct fake_context fake_contexts[FAKE_MAX_DEVICES];
 
 struct fake_pool *fake_pools;
-static _Atomic unsigned n_errors;
-static char last_error[256];
 static _Atomic pid_t owner; /* the process that called cuInit */
-static uint64_t random_state;
 int fake_global_captures;
-static struct {
-	char name[48];
-	unsigned n;
-	int code;
-} armed[MAX_ARMED];
-static struct {
-	const char *name;
-	unsigned long long n;
-} counted[MAX_FUNCTIONS];
+static const struct fake_setting table[] = {
+#define FAKE_SETTING(name, value) {#name, &fake_settings.name, value},
+	FAKE_SETTINGS(FAKE_SETTING)
+#undef FAKE_SETTING
+};
+static struct fake_controls controls = {
+	.who = "CUDA", .settings = table, .n_settings = sizeof(table) / sizeof(table[0])};
 
 static _Thread_local struct fake_context *stack[16];
 static _Thread_local int depth;
@@ -62,47 +54,31 @@ void fake_error(const char *format, ...)
 	va_list args;
 
 	va_start(args, format);
-	vsnprintf(last_error, sizeof(last_error), format, args);
+	fake_tell(&controls, fake_settings.strict, format, args);
 	va_end(args);
-	n_errors++;
-	if (fake_settings.strict) {
-		fprintf(stderr, "fake CUDA: %s\n", last_error);
-		abort();
-	}
 }
 
 uint64_t fake_random(void)
 {
-	random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-	return random_state >> 33;
+	return fake_draw(&controls);
 }
 
 API int fake_cuda_set(const char *key, long long value);
 API int fake_cuda_set(const char *key, long long value)
 {
-	int rc = -1;
+	int rc;
 
 	pthread_mutex_lock(&fake_lock);
-#define FAKE_SET(name, initial)                                                                                        \
-	if (strcmp(key, #name) == 0) {                                                                                 \
-		fake_settings.name = value;                                                                            \
-		rc = 0;                                                                                                \
-	}
-	FAKE_SETTINGS(FAKE_SET)
-#undef FAKE_SET
-	random_state = (uint64_t)fake_settings.seed;
+	rc = fake_set(&controls, key, value);
 	pthread_mutex_unlock(&fake_lock);
 	return rc;
 }
 
 static void set_defaults(void)
 {
-#define FAKE_DEFAULT(name, value) fake_settings.name = value;
-	FAKE_SETTINGS(FAKE_DEFAULT)
-#undef FAKE_DEFAULT
 	for (int i = 0; i < FAKE_MAX_DEVICES; i++)
 		fake_contexts[i].device = i;
-	fake_settings_read("HR_FAKE_CUDA", fake_cuda_set);
+	fake_set_all(&controls, "HR_FAKE_CUDA");
 }
 
 /* When the library is loaded, so that tests may change settings before the first call. */
@@ -114,12 +90,9 @@ __attribute__((constructor)) static void start(void)
 API void fake_cuda_reset(void);
 API void fake_cuda_reset(void)
 {
-	set_defaults();
 	pthread_mutex_lock(&fake_lock);
-	memset(armed, 0, sizeof(armed));
-	memset(counted, 0, sizeof(counted));
-	n_errors = 0;
-	last_error[0] = '\0';
+	set_defaults();
+	fake_controls_reset(&controls);
 	for (int i = 0; i < FAKE_MAX_DEVICES; i++) {
 		fake_contexts[i].sticky = 0;
 		fake_contexts[i].peak_bytes = fake_contexts[i].used_bytes;
@@ -147,64 +120,30 @@ API void fake_cuda_arm(const char *function, unsigned n, int code);
 API void fake_cuda_arm(const char *function, unsigned n, int code)
 {
 	pthread_mutex_lock(&fake_lock);
-	if (n == 0)
-		memset(armed, 0, sizeof(armed));
-	for (int i = 0; i < MAX_ARMED && n; i++) {
-		if (armed[i].n)
-			continue;
-		snprintf(armed[i].name, sizeof(armed[i].name), "%s", function);
-		armed[i].n = n;
-		armed[i].code = code;
-		break;
-	}
+	fake_arm(&controls, function, n, code);
 	pthread_mutex_unlock(&fake_lock);
 }
 
 int fake_armed(const char *function)
 {
-	int code = 0;
-
-	for (int i = 0; i < MAX_ARMED; i++) {
-		bool is_meant = strcmp(armed[i].name, function) == 0 ||
-				(strcmp(armed[i].name, "*") == 0 && strcmp(function, "async") != 0);
-
-		if (armed[i].n && is_meant && --armed[i].n == 0)
-			code = armed[i].code;
-	}
-	return code;
+	return fake_take_armed(&controls, function);
 }
 
 API unsigned fake_cuda_errors(char *text, size_t text_bytes);
 API unsigned fake_cuda_errors(char *text, size_t text_bytes)
 {
-	if (text && text_bytes)
-		snprintf(text, text_bytes, "%s", last_error);
-	return n_errors;
+	return fake_told(&controls, text, text_bytes);
 }
 
 API unsigned long long fake_cuda_calls(const char *function);
 API unsigned long long fake_cuda_calls(const char *function)
 {
-	unsigned long long n = 0;
+	unsigned long long n;
 
 	pthread_mutex_lock(&fake_lock);
-	for (int i = 0; i < MAX_FUNCTIONS && counted[i].name; i++)
-		if (!function || strcmp(function, counted[i].name) == 0)
-			n += counted[i].n;
+	n = fake_calls(&controls, function);
 	pthread_mutex_unlock(&fake_lock);
 	return n;
-}
-
-static void count(const char *function)
-{
-	for (int i = 0; i < MAX_FUNCTIONS; i++) {
-		if (!counted[i].name)
-			counted[i].name = function;
-		if (strcmp(counted[i].name, function) == 0) {
-			counted[i].n++;
-			return;
-		}
-	}
 }
 
 /* Objects of one context (NULL: of all). */
@@ -260,12 +199,12 @@ int fake_begin(const char *function, int needs)
 
 	/* Before the lock: the worker may have held it when the process forked. */
 	if (owner && owner != getpid()) {
-		n_errors++;
-		snprintf(last_error, sizeof(last_error), "%s is called in a forked child", function);
+		controls.n_errors++;
+		snprintf(controls.last_error, sizeof(controls.last_error), "%s is called in a forked child", function);
 		return HR__CU_NOT_INITIALIZED;
 	}
 	pthread_mutex_lock(&fake_lock);
-	count(function);
+	fake_count(&controls, function);
 	code = fake_armed(function);
 	if (!code && (needs & NEEDS_INIT) && !owner) {
 		fake_error("%s is called before cuInit", function);

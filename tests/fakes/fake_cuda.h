@@ -27,10 +27,7 @@
 #ifndef HR_TESTS_FAKE_CUDA_H
 #define HR_TESTS_FAKE_CUDA_H
 
-#include <dlfcn.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <string.h>
+#include "fake_find.h"
 
 struct fake_cuda {
 	/* Changes a setting; 0, or -1 for a key that there is not. */
@@ -58,19 +55,7 @@ struct fake_cuda {
 /* Whether libcuda.so.1 is the fake. */
 static inline bool fake_cuda_find(struct fake_cuda *out)
 {
-	static const char *const names[] = {"fake_cuda_set",  "fake_cuda_arm",   "fake_cuda_errors", "fake_cuda_calls",
-					    "fake_cuda_live", "fake_cuda_reset", "fake_cuda_drain",  "fake_cuda_store"};
-	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-
-	memset(out, 0, sizeof(*out));
-	for (size_t i = 0; library && i < sizeof(names) / sizeof(names[0]); i++) {
-		void *address = dlsym(library, names[i]);
-
-		if (!address)
-			return false;
-		memcpy((char *)out + i * sizeof(address), &address, sizeof(address));
-	}
-	return library != NULL;
+	return fake_find("libcuda.so.1", "fake_cuda", out, sizeof(*out) / sizeof(void *));
 }
 
 #endif

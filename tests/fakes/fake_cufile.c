@@ -24,11 +24,6 @@
 
 #define API         __attribute__((visibility("default")))
 #define MAX_HANDLES 256
-#define MAX_BUFFERS 64
-#define MAX_READS   256
-#define MAX_ARMED   16
-#define MAX_COUNTED 32
-#define MAX_REQUEST ((size_t)8 << 20)
 
 #define SETTINGS(X)                                                                                                    \
 	X(nvidia_fs, 1)                                                                                                \
@@ -40,6 +35,11 @@ static struct {
 	SETTINGS(FIELD)
 #undef FIELD
 } settings;
+static const struct fake_setting table[] = {
+#define SETTING(name, value) {#name, &settings.name, value},
+	SETTINGS(SETTING)
+#undef SETTING
+};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct handle {
@@ -49,37 +49,15 @@ static struct handle {
 	ino_t inode;
 	unsigned n_reads;
 } handles[MAX_HANDLES];
-static struct buffer {
-	char *base;
-	size_t bytes;
-	unsigned n_reads;
-} buffers[MAX_BUFFERS];
-/* What a read holds on to, by address: while it runs, and until the driver has forgotten it. */
-static struct key {
-	char *at;
-	size_t bytes;
-	bool is_running;
-	uint64_t gone_ns;
-} keys[MAX_READS];
 static int n_opens;
 static bool compat;
-static long long n_reading, n_most_reading;
-static uint64_t n_posix, n_nvfs, n_reads, random_state = 1;
-static unsigned n_errors;
-static char last_error[256];
-static struct {
-	char name[48];
-	unsigned n;
-	int code;
-} armed[MAX_ARMED];
-static struct {
-	const char *name;
-	unsigned long long n;
-} counted[MAX_COUNTED];
-static struct fake_cuda cuda;
+static uint64_t n_posix, n_nvfs;
 static int (*get_context)(void **context);
 
 /* ---- controls ---- */
+
+static struct fake_controls controls = {
+	.who = "cuFile", .settings = table, .n_settings = sizeof(table) / sizeof(table[0])};
 
 static void error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void error(const char *format, ...)
@@ -87,53 +65,21 @@ static void error(const char *format, ...)
 	va_list args;
 
 	va_start(args, format);
-	vsnprintf(last_error, sizeof(last_error), format, args);
+	fake_tell(&controls, settings.strict, format, args);
 	va_end(args);
-	n_errors++;
-	if (settings.strict) {
-		fprintf(stderr, "fake cuFile: %s\n", last_error);
-		abort();
-	}
 }
 
-static uint64_t draw(void)
-{
-	random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-	return random_state >> 33;
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
+#include "fake_reader.h" /* uses all of the above */
 
 API int fake_cufile_set(const char *key, long long value);
 API int fake_cufile_set(const char *key, long long value)
 {
-	int rc = -1;
+	int rc;
 
 	pthread_mutex_lock(&lock);
-#define SET(name, initial)                                                                                             \
-	if (strcmp(key, #name) == 0) {                                                                                 \
-		settings.name = value;                                                                                 \
-		rc = 0;                                                                                                \
-	}
-	SETTINGS(SET)
-#undef SET
-	random_state = (uint64_t)settings.seed;
+	rc = fake_set(&controls, key, value);
 	pthread_mutex_unlock(&lock);
 	return rc;
-}
-
-static void set_defaults(void)
-{
-#define DEFAULT(name, value) settings.name = value;
-	SETTINGS(DEFAULT)
-#undef DEFAULT
-	fake_settings_read("HR_FAKE_CUFILE", fake_cufile_set);
 }
 
 __attribute__((constructor)) static void start(void)
@@ -141,7 +87,7 @@ __attribute__((constructor)) static void start(void)
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 	void *address = library ? dlsym(library, "cuCtxGetCurrent") : NULL;
 
-	set_defaults();
+	fake_set_all(&controls, "HR_FAKE_CUFILE");
 	memcpy(&get_context, &address, sizeof(address));
 	if (!fake_cuda_find(&cuda))
 		fprintf(stderr, "fake cuFile: the CUDA driver is not the look-alike\n");
@@ -150,15 +96,11 @@ __attribute__((constructor)) static void start(void)
 API void fake_cufile_reset(void);
 API void fake_cufile_reset(void)
 {
-	set_defaults();
 	pthread_mutex_lock(&lock);
-	memset(armed, 0, sizeof(armed));
-	memset(counted, 0, sizeof(counted));
-	memset(keys, 0, sizeof(keys));
-	n_errors = 0;
-	n_posix = n_nvfs = n_reads = 0;
-	n_most_reading = n_reading;
-	last_error[0] = '\0';
+	fake_set_all(&controls, "HR_FAKE_CUFILE");
+	fake_controls_reset(&controls);
+	reader_reset();
+	n_posix = n_nvfs = 0;
 	pthread_mutex_unlock(&lock);
 }
 
@@ -166,36 +108,23 @@ API void fake_cufile_arm(const char *function, unsigned n, int code);
 API void fake_cufile_arm(const char *function, unsigned n, int code)
 {
 	pthread_mutex_lock(&lock);
-	if (n == 0)
-		memset(armed, 0, sizeof(armed));
-	for (int i = 0; i < MAX_ARMED && n; i++) {
-		if (armed[i].n)
-			continue;
-		snprintf(armed[i].name, sizeof(armed[i].name), "%s", function);
-		armed[i].n = n;
-		armed[i].code = code;
-		break;
-	}
+	fake_arm(&controls, function, n, code);
 	pthread_mutex_unlock(&lock);
 }
 
 API unsigned fake_cufile_errors(char *text, size_t text_bytes);
 API unsigned fake_cufile_errors(char *text, size_t text_bytes)
 {
-	if (text && text_bytes)
-		snprintf(text, text_bytes, "%s", last_error);
-	return n_errors;
+	return fake_told(&controls, text, text_bytes);
 }
 
 API unsigned long long fake_cufile_calls(const char *function);
 API unsigned long long fake_cufile_calls(const char *function)
 {
-	unsigned long long n = 0;
+	unsigned long long n;
 
 	pthread_mutex_lock(&lock);
-	for (int i = 0; i < MAX_COUNTED && counted[i].name; i++)
-		if (!function || strcmp(function, counted[i].name) == 0)
-			n += counted[i].n;
+	n = fake_calls(&controls, function);
 	pthread_mutex_unlock(&lock);
 	return n;
 }
@@ -203,48 +132,22 @@ API unsigned long long fake_cufile_calls(const char *function)
 API long long fake_cufile_live(const char *kind);
 API long long fake_cufile_live(const char *kind)
 {
-	long long n_handles = 0, n_buffers = 0, kib = 0;
+	long long n_handles = 0, n;
 
 	pthread_mutex_lock(&lock);
 	for (int i = 0; i < MAX_HANDLES; i++)
 		n_handles += handles[i].is_used;
-	for (int i = 0; i < MAX_BUFFERS; i++) {
-		n_buffers += buffers[i].base != NULL;
-		kib += buffers[i].base ? (long long)(buffers[i].bytes >> 10) : 0;
-	}
-	pthread_mutex_unlock(&lock);
 	if (!kind)
-		return n_handles + n_buffers + n_opens;
-	return strcmp(kind, "handles") == 0      ? n_handles
-	       : strcmp(kind, "buffers") == 0    ? n_buffers
-	       : strcmp(kind, "opens") == 0      ? n_opens
-	       : strcmp(kind, "reads") == 0      ? n_reading
-	       : strcmp(kind, "peak_reads") == 0 ? n_most_reading
-	       : strcmp(kind, "kib") == 0        ? kib
-						 : -1;
+		n = n_handles + n_registered() + n_opens;
+	else if (strcmp(kind, "handles") == 0)
+		n = n_handles;
+	else
+		n = strcmp(kind, "opens") == 0 ? n_opens : reader_live(kind);
+	pthread_mutex_unlock(&lock);
+	return n;
 }
 
 /* ---- the frame of every function ---- */
-
-static int armed_code(const char *function)
-{
-	for (int i = 0; i < MAX_ARMED; i++)
-		if (armed[i].n && strcmp(armed[i].name, function) == 0 && --armed[i].n == 0)
-			return armed[i].code;
-	return 0;
-}
-
-static void count(const char *function)
-{
-	for (int i = 0; i < MAX_COUNTED; i++) {
-		if (!counted[i].name)
-			counted[i].name = function;
-		if (strcmp(counted[i].name, function) == 0) {
-			counted[i].n++;
-			return;
-		}
-	}
-}
 
 /* Takes the lock; what the function answers at once, or 0. */
 static int begin(const char *function, bool needs_driver)
@@ -255,14 +158,14 @@ static int begin(const char *function, bool needs_driver)
 	if (get_context && !is_asking)
 		get_context(&context);
 	pthread_mutex_lock(&lock);
-	count(function);
+	fake_count(&controls, function);
 	if (needs_driver && n_opens == 0) {
 		error("%s is called while the driver is not open", function);
 		return HR__CF_NOT_INITIALIZED;
 	}
 	if (!context && !is_asking)
 		return HR__CF_INVALID_CONTEXT_ERROR;
-	return armed_code(function);
+	return fake_take_armed(&controls, function);
 }
 
 static struct hr__cf_error end(int code)
@@ -412,46 +315,20 @@ struct hr__cf_error cuFileGetStatsL3(struct hr__cf_stats *stats)
 
 struct hr__cf_error cuFileBufRegister(const void *base, size_t bytes, int flags)
 {
-	struct buffer *room = NULL;
-	size_t kib = bytes >> 10;
+	static const int codes[] = {[REGISTERED] = 0,
+				    [ALREADY_REGISTERED] = HR__CF_MEMORY_ALREADY_REGISTERED,
+				    [NO_ROOM] = HR__CF_PINNING_FAILED};
 
 	BEGIN(true);
 	if (!base || !bytes || flags)
 		return end(HR__CF_INVALID_VALUE);
-	if ((uintptr_t)base % 65536 || bytes % 65536)
-		error("memory at %p, %zu bytes, is registered across a 64 KiB border", base, bytes);
-	for (int i = 0; i < MAX_BUFFERS; i++) {
-		if (!buffers[i].base) {
-			room = room ? room : &buffers[i];
-			continue;
-		}
-		if ((const char *)base < buffers[i].base + buffers[i].bytes &&
-		    buffers[i].base < (const char *)base + bytes)
-			return end(HR__CF_MEMORY_ALREADY_REGISTERED);
-		kib += buffers[i].bytes >> 10;
-	}
-	if (!room || (settings.room_kib && kib > (size_t)settings.room_kib))
-		return end(HR__CF_PINNING_FAILED);
-	*room = (struct buffer){(char *)(uintptr_t)base, bytes, 0};
-	return end(0);
+	return end(codes[register_buffer(base, bytes)]);
 }
 
 struct hr__cf_error cuFileBufDeregister(const void *base)
 {
 	BEGIN(true);
-	for (int i = 0; i < MAX_BUFFERS; i++) {
-		if (buffers[i].base != base || !base)
-			continue;
-		if (buffers[i].n_reads)
-			error("memory is taken away from %u reads", buffers[i].n_reads);
-		if (buffers[i].n_reads || settings.busy > 0) {
-			settings.busy -= settings.busy > 0;
-			return end(HR__CF_MEMORY_NOT_REGISTERED);
-		}
-		buffers[i].base = NULL;
-		return end(0);
-	}
-	return end(HR__CF_MEMORY_NOT_REGISTERED);
+	return end(deregister_buffer(base) == DEREGISTERED ? 0 : HR__CF_MEMORY_NOT_REGISTERED);
 }
 
 struct hr__cf_error cuFileHandleRegister(hr__cf_handle *handle, struct hr__cf_descr *descr)
@@ -493,47 +370,11 @@ void cuFileHandleDeregister(hr__cf_handle handle)
 
 /* ---- reading ---- */
 
-static struct buffer *buffer_of(const char *base, size_t bytes, off_t offset)
-{
-	for (int i = 0; i < MAX_BUFFERS; i++)
-		if (buffers[i].base && base == buffers[i].base && offset >= 0 &&
-		    (size_t)offset + bytes <= buffers[i].bytes)
-			return &buffers[i];
-	return NULL;
-}
-
-/* Remembers a read by its address, and tells of one that meets another there. */
-static struct key *take_key(char *at, size_t bytes)
-{
-	uint64_t now = now_ns();
-	struct key *room = NULL;
-
-	for (int i = 0; i < MAX_READS; i++) {
-		struct key *key = &keys[i];
-
-		if (!key->is_running && key->gone_ns <= now) {
-			room = room ? room : key;
-			continue;
-		}
-		if (at < key->at + key->bytes && key->at < at + bytes)
-			error("corruption: %zu bytes are read to where a read %s", bytes,
-			      key->is_running ? "is going on" : "has not been torn down");
-	}
-	if (!room)
-		abort();
-	*room = (struct key){at, bytes, true, 0};
-	return room;
-}
-
-static void check_request(const struct handle *handle, const struct buffer *buffer, size_t bytes, off_t file, off_t at)
+static void check_request(const struct handle *handle, size_t bytes, off_t file, off_t at)
 {
 	bool direct = fcntl(handle->fd, F_GETFL) & O_DIRECT;
 	struct stat st;
 
-	if (!buffer)
-		error("%zu bytes are read to memory that is not registered, or not by its first byte", bytes);
-	if (bytes > MAX_REQUEST)
-		error("a read of %zu bytes will be cut up", bytes);
 	if (fstat(handle->fd, &st) || st.st_dev != handle->device || st.st_ino != handle->inode)
 		error("descriptor %d is no longer the file it was registered for", handle->fd);
 	if (!compat && direct && (bytes % 512 || file % 512 || at % 4096))
@@ -541,34 +382,14 @@ static void check_request(const struct handle *handle, const struct buffer *buff
 		      (long long)at);
 }
 
-/* The file's bytes, by the descriptor's number as the real library does, but through the page cache, so that nothing
- * need be aligned. */
-static ssize_t read_file(int fd, char *bytes, size_t n, off_t offset)
+/* A descriptor for reading the file by the number of the one that was registered, as the real library does, but through
+ * the page cache, so that nothing need be aligned; or -1. */
+static int reopen(int fd)
 {
 	char path[32];
-	ssize_t got = 0, part = 1;
-	int own;
 
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	own = open(path, O_RDONLY | O_CLOEXEC);
-	while (own >= 0 && part > 0 && (size_t)got < n) {
-		part = pread(own, bytes + got, n - (size_t)got, offset + got);
-		got += part > 0 ? part : 0;
-	}
-	if (own >= 0)
-		close(own);
-	return own < 0 || part < 0 ? -1 : got;
-}
-
-static void dawdle(void)
-{
-	uint64_t ns;
-
-	pthread_mutex_lock(&lock);
-	ns = settings.delay_us ? draw() % ((uint64_t)settings.delay_us * 1000) : 0;
-	pthread_mutex_unlock(&lock);
-	if (ns)
-		nanosleep(&(struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)}, NULL);
+	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
 static ssize_t give(int code)
@@ -577,61 +398,36 @@ static ssize_t give(int code)
 	return -1;
 }
 
-/* Counts a read; whether it is to be short. */
-static bool count_read(void)
+static void count_read(void)
 {
 	bool posix = compat ? !settings.nvidia_fs : settings.fallback && n_reads % (uint64_t)settings.fallback == 0;
 
-	n_reads++;
 	n_posix += posix;
 	n_nvfs += !posix;
-	return settings.short_every && n_reads % (uint64_t)settings.short_every == 0;
 }
 
 ssize_t cuFileRead(hr__cf_handle file, void *base, size_t bytes, off_t file_offset, off_t base_offset)
 {
 	struct handle *handle = file;
-	struct buffer *buffer;
-	struct key *key;
-	char *at = (char *)base + base_offset, *copy;
-	bool is_short;
+	struct reading reading;
+	char *at = (char *)base + base_offset;
 	ssize_t got;
-	int code = begin("cuFileRead", true);
+	int fd, code = begin("cuFileRead", true);
 
 	if (code || !handle->is_used) {
 		end(0);
 		return give(code ? code : HR__CF_HANDLE_NOT_REGISTERED);
 	}
-	buffer = buffer_of(base, bytes, base_offset);
-	check_request(handle, buffer, bytes, file_offset, base_offset);
-	key = take_key(at, bytes);
-	handle->n_reads++;
-	if (buffer)
-		buffer->n_reads++;
-	n_reading++;
-	n_most_reading = n_reading > n_most_reading ? n_reading : n_most_reading;
-	is_short = count_read();
+	check_request(handle, bytes, file_offset, base_offset);
+	count_read();
+	reading = begin_reading(base, at, bytes, base_offset, &handle->n_reads);
 	end(0);
-
-	copy = malloc(bytes ? bytes : 1);
-	memset(copy, 0x5e, bytes); /* what a bounce buffer held before */
-	got = read_file(handle->fd, copy, bytes, file_offset);
-	dawdle();
-	if (is_short && got > 512)
-		got -= 512;
-	if (got >= 0 && cuda.store && (size_t)got < bytes)
-		memset(copy + got, 0x5e, bytes - (size_t)got);
-	if (got >= 0 && cuda.store)
-		cuda.store((unsigned long long)(uintptr_t)at, copy, bytes); /* a short one spoils the rest */
-	free(copy);
-
+	fd = reopen(handle->fd);
+	got = transfer(&reading, fd, at, bytes, file_offset);
+	if (fd >= 0)
+		close(fd);
 	pthread_mutex_lock(&lock);
-	key->is_running = false;
-	key->gone_ns = now_ns() + (uint64_t)settings.teardown_us * 1000;
-	handle->n_reads--;
-	if (buffer)
-		buffer->n_reads--;
-	n_reading--;
+	end_reading(&reading);
 	end(0);
 	return got < 0 ? give(EIO) : got;
 }

@@ -29,10 +29,7 @@
 #ifndef HR_TESTS_FAKE_CUFILE_H
 #define HR_TESTS_FAKE_CUFILE_H
 
-#include <dlfcn.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <string.h>
+#include "fake_find.h"
 
 struct fake_cufile {
 	/* As in fake_cuda.h. arm: `code` is a CUfileOpError; for cuFileRead also an errno (it answers -1 then).
@@ -49,19 +46,7 @@ struct fake_cufile {
 /* Whether libcufile.so.0 is the fake. */
 static inline bool fake_cufile_find(struct fake_cufile *out)
 {
-	static const char *const names[] = {"fake_cufile_set",   "fake_cufile_arm",  "fake_cufile_errors",
-					    "fake_cufile_calls", "fake_cufile_live", "fake_cufile_reset"};
-	void *library = dlopen("libcufile.so.0", RTLD_NOW | RTLD_LOCAL);
-
-	memset(out, 0, sizeof(*out));
-	for (size_t i = 0; library && i < sizeof(names) / sizeof(names[0]); i++) {
-		void *address = dlsym(library, names[i]);
-
-		if (!address)
-			return false;
-		memcpy((char *)out + i * sizeof(address), &address, sizeof(address));
-	}
-	return library != NULL;
+	return fake_find("libcufile.so.0", "fake_cufile", out, sizeof(*out) / sizeof(void *));
 }
 
 #endif

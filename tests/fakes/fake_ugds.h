@@ -28,10 +28,7 @@
 #ifndef HR_TESTS_FAKE_UGDS_H
 #define HR_TESTS_FAKE_UGDS_H
 
-#include <dlfcn.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <string.h>
+#include "fake_find.h"
 
 struct fake_ugds {
 	/* As in fake_cuda.h. arm: `code` is a uGDSOpError; for uGDSRead an errno (it answers -code then). "live" counts
@@ -48,19 +45,7 @@ struct fake_ugds {
 /* Whether libugds.so is the fake. */
 static inline bool fake_ugds_find(struct fake_ugds *out)
 {
-	static const char *const names[] = {"fake_ugds_set",   "fake_ugds_arm",  "fake_ugds_errors",
-					    "fake_ugds_calls", "fake_ugds_live", "fake_ugds_reset"};
-	void *library = dlopen("libugds.so", RTLD_NOW | RTLD_LOCAL);
-
-	memset(out, 0, sizeof(*out));
-	for (size_t i = 0; library && i < sizeof(names) / sizeof(names[0]); i++) {
-		void *address = dlsym(library, names[i]);
-
-		if (!address)
-			return false;
-		memcpy((char *)out + i * sizeof(address), &address, sizeof(address));
-	}
-	return library != NULL;
+	return fake_find("libugds.so", "fake_ugds", out, sizeof(*out) / sizeof(void *));
 }
 
 #endif
