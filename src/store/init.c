@@ -224,6 +224,7 @@ static int make_file(const char *path, uint64_t bytes, uint32_t flags)
 {
 	const struct hr__where at = here(path);
 	struct hr__os_stat st = {.bytes = 0};
+	bool is_ours = !hr__os_is_there(path);
 	int fd, error;
 
 	if (bytes < HR__REGION_MIN)
@@ -245,6 +246,8 @@ static int make_file(const char *path, uint64_t bytes, uint32_t flags)
 	if (!error && st.is_regular)
 		error = hr__os_sync_parent(path);
 	hr__os_close(fd);
+	if (error && is_ours)
+		hr__os_unlink(AT_FDCWD, path);
 	if (error == ENOSPC)
 		return hr__fail_at(&at, HR_E_IO, "%s: there is no room for %" PRIu64 " bytes on its file system", path,
 				   bytes);

@@ -389,7 +389,7 @@ def too_large(context):
         free = os.statvfs(place).f_bfree
         said = fails(context, "HR_E_IO", "store", "init", os.path.join(place, "w.img"), "--size", "64M")["message"]
         assert "no room for 67108864 bytes" in said, said
-        assert os.statvfs(place).f_bfree == free
+        assert os.statvfs(place).f_bfree == free and os.listdir(place) == []
         context.run("store", "init", os.path.join(place, "w.img"), "--size", "20M")
     finally:
         tool("umount", place)
