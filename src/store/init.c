@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/mem.h"
+#include "core/os_library.h"
 
 #include <errno.h>
 #include <fcntl.h>
